@@ -106,6 +106,10 @@ class Turn:
         self.reached = True
 
 
+MOST_WAITING = 16
+"""Most forward passes in evaluation mode that wait for backward; an older one is forgotten."""
+
+
 class Passes(NamedTuple):
     """The results of a step without an update: the loss of each microbatch, and the gradients by
     global name.
@@ -215,6 +219,8 @@ class Engine:
         self._ends: dict[int, tuple[Any, Tensor | float]] = {}
         self._losses: dict[int, tuple[Tensor, Tensor | float]] = {}
         self._turns: list[Turn] = []
+        self._has_trained = False
+        """Whether a pass has run in training mode."""
         self._backward_seen = self._handed = False
         self._micro = self._rows = self._number = self._calls = 0
         self.unit = 1.0
@@ -288,11 +294,16 @@ class Engine:
         inputs.
         """
         arguments = Arguments(inputs, kwargs)
-        # As in torch, evaluation mode alone switches no graph off: weights may train in it. After the
-        # last backward pass of a step, gradients can only go to what the script put in front.
+        # As in torch, evaluation mode alone switches no graph off: a script may train in it and in no
+        # other mode. After a pass in training mode it evaluates, and after the last backward pass of a
+        # step, gradients can only go to what the script put in front.
         passes = torch.is_grad_enabled() and self.executor.joined
-        if self.is_gradient_accumulation_boundary() and not self._goes_on:
+        self._has_trained |= self._module.training
+        if self._has_trained or (self.is_gradient_accumulation_boundary() and not self._goes_on):
             passes = passes and bool(differentiable(arguments))
+        if not self._module.training and len(self._turns) >= MOST_WAITING:
+            # Nothing will go back through most of them: their graphs would fill the memory.
+            self.executor.forget(self._turns.pop(0).number)
         return (self._train_pass if self._module.training or passes else self._eval_pass)(arguments)
 
     def backward(self, loss: Tensor, retain_graph: bool = False) -> Tensor:
@@ -487,6 +498,7 @@ class Engine:
         `loss`. With a loss function, a mapping is also passed to this function as the targets.
         """
         self.train()
+        self._has_trained = True
         self._pass(batches)
         self.step()
         return self.progress.loss

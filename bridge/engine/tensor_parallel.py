@@ -454,15 +454,15 @@ class SplitLogits:
     start: int
 
     def whole(self) -> Tensor:
-        """Return the logits of the whole vocabulary, on every rank. All tensor ranks must take
-        part.
+        """Return the logits of the whole vocabulary, on every rank, without their graph. All tensor
+        ranks must take part.
         """
         # Each rank adds the size of its own part to zeros, and thereby learns those of the others.
         sizes = self.local.new_zeros(self.split.group.size, dtype=torch.int64)
         sizes[self.split.group.index] = self.local.shape[-1]
         self.split.comm.all_reduce("logits' sizes", sizes, self.split.group)()
         mark = Mark(self.local.dim() - 1, self.start, int(sizes.sum()))
-        return join_split(self.split.comm, "logits", self.local, mark)
+        return join_split(self.split.comm, "logits", self.local.detach(), mark)
 
     def losses(self, targets: Tensor, ignore: int) -> Tensor:
         """Return the cross entropy of each token, shape (tokens,), in fp32 or a wider format. It is

@@ -116,7 +116,8 @@ def test_a_changed_byte_names_the_file(saved: Path, name: str) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(BridgeError, match=re.escape(name)):
             Checkpoint.open(saved / "step0", saved).verify()
-    for cut in (0, 1, len(content) // 2, len(content) - 1):
+    # Sums whose last line has no end are whole.
+    for cut in (0, 1, len(content) // 2, len(content) - 1 - (name == digests.SUMS)):
         path.write_bytes(content[:cut])
         assert str(path) in refused(saved).replace(f"{digests.SUMS} has", "")
     path.unlink()
