@@ -288,7 +288,7 @@ OVER_RANKS: Mapping[str, Planted] = {
         hooked(lambda bucket: dist.get_world_size() ** 2),
         BACK,
         r"0\.5 times B's",
-        (),
+        ("gradient-averaged-twice",),
         met="torchtitan#2323",
     ),
     "X15": Planted(
