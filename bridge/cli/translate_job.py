@@ -16,9 +16,8 @@ from bridge.cli.read_job import read_job, release_of
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError
-from bridge.files import Original
+from bridge.files import LOADERS, Original
 from bridge.files.lock import shared
-from bridge.files.read import LOADERS
 from bridge.stack.dialect import Config, Dialect, Writer, Written
 from bridge.stack.rules import Effect
 from bridge.translation import sidecar as carry_over

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         load_call as load_call,
     )
     from bridge.files.read import (
+        LOADERS as LOADERS,
         is_text as is_text,
         load as load,
         parse as parse,
@@ -65,7 +66,7 @@ _HOMES = {
         "files.named": "OutsideError existing_path find folder_of own path_of_name reaching writable",
         "files.original": "Original",
         "files.python": "Call find_calls find_defaults find_variables load_call",
-        "files.read": "is_text load parse read_stream read_text",
+        "files.read": "LOADERS is_text load parse read_stream read_text",
         "files.words": "load_words",
         "files.write": "as_private_as obstacles write_all write_text",
         "files.yaml": "load_yaml scalar spell_yaml",
