@@ -11,11 +11,11 @@ from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from bridge.stack.sources import ResolvedRun, Said
-from bridge.translation.drift import Drift, DriftChange
 from bridge.translation.translate import Result
 
 if TYPE_CHECKING:
     from bridge.report import json_types
+    from bridge.translation.drift import Drift, DriftChange
 
 
 def exit_of(remarks: Iterable[Finding | DriftChange], threshold: Effect = Effect.NUMBERS) -> Exit:

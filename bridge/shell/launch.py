@@ -9,9 +9,6 @@ from bridge.files.shown import brief
 from bridge.shell.files import AWAY, file_key, is_gone, key_in
 from bridge.shell.word_pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, unknowns
 
-MOST = 5
-"""Largest number of lines that one message lists."""
-
 
 @dataclass(frozen=True)
 class Launch:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
+from itertools import islice
 
 from bridge.errors import SourceError
 from bridge.shell.interpreter import ShellReader
-from bridge.shell.launch import MOST, Launch, why_unknown
+from bridge.shell.launch import Launch, why_unknown
 from bridge.shell.launchers import (
     BATCH_SYSTEM,
     DIRECTIVE,
@@ -19,7 +20,7 @@ from bridge.shell.launchers import (
     ranks,
     walk,
 )
-from bridge.shell.missed_runs import find_missed_runs
+from bridge.shell.missed_runs import MOST, find_missed_runs
 from bridge.shell.nested_shells import list_words
 from bridge.shell.scope import Scope
 from bridge.shell.state import Command
@@ -74,8 +75,10 @@ class LaunchSearch:
             if re.match(r"--?[a-zA-Z]", first):
                 yield command.line, first, _stray(self.text, command.line)
 
-    def messages_on_missed(self, runs: Set[int]) -> list[str]:
-        """Messages about possible runs that were not read, if `runs` are the lines of those that were."""
+    def messages_on_missed(self, runs: Set[int], unknown: Iterable[str]) -> list[str]:
+        """Messages about possible runs that were not read. `runs` are the lines of those that were, and `unknown` has
+        messages about their words.
+        """
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
         likely_runs = find_missed_runs(
             self.text, {command.line for command in self.reader.commands} | runs, runs, left_at
@@ -92,7 +95,7 @@ class LaunchSearch:
             f"{self.name}: line {line}: {reason}"
             for line, reason in (*strays, *likely_runs, *(sources if not runs else ()))
         ]
-        return [*messages, *self.reader.ends[:MOST]]
+        return [*messages, *self.reader.ends[:MOST], *islice(unknown, MOST)]
 
 
 def _stray(text: str, line: int) -> str:

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bridge.shell.launch import MOST
 from bridge.shell.launchers import LaunchWord, Walk, walk
 
 CONTINUED = re.compile(r"\\\n")
@@ -27,6 +26,8 @@ ASSIGNED = re.compile(
 NUMBERED = re.compile(r"\$\{?#?\d+")
 """An argument."""
 VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
+MOST = 5
+"""Largest number of lines that one message lists."""
 DEEPEST = 4
 """Largest number of assignments that are followed from one variable to the next."""
 

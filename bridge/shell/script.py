@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
-from bridge.shell.launch import MOST, Launch
+from bridge.shell.launch import Launch
 from bridge.shell.word_pieces import text_if_known
 
 if TYPE_CHECKING:
@@ -149,8 +148,9 @@ class Script:
     @property
     def messages_on_missed(self) -> list[str]:
         """Messages about possible runs that were not read: flags that a shell reads as a command, and likely launches."""
-        messages = self.search.messages_on_missed({launch.line for launch in self.launches})
-        return [*messages, *islice(self._unknown, MOST)]
+        return self.search.messages_on_missed(
+            {launch.line for launch in self.launches}, self._unknown
+        )
 
 
 def load_script(text: str, name: str = TEXT) -> Document:
