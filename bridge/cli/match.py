@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections import Counter
@@ -66,7 +65,7 @@ def _read_model(place: str) -> Config:
 
 
 def _verdict(found: Match) -> str:
-    counts = Counter(re.split(r" \(|;", row.message)[0] for row in found.contradictions)
+    counts = Counter(found.causes[row.id] for row in found.contradictions)
     reasons = "; ".join(f"{words} ({count})" for words, count in counts.items())
     return f"does not fit: {reasons}" if counts else "fits"
 

@@ -70,11 +70,13 @@ FOLLOWS = {
 @dataclass(frozen=True)
 class Match:
     """What differs between a launch and the model that it loads, and `fixed`: the launch with settings of the
-    model; None if it fits, or if its stack has no such run.
+    model; None if it fits, or if its stack has no such run. `causes` say what a difference does, by the
+    finding's id.
     """
 
     findings: tuple[Finding, ...]
     fixed: Config | None
+    causes: Mapping[str, str]
 
     @property
     def contradictions(self) -> tuple[Finding, ...]:
@@ -106,11 +108,13 @@ def match(launch: Config, model: Config) -> Match:
     ours, theirs = plain(stated), plain(known)
     causes = dict(_causes(launch, model, ours, theirs, {*stated, *known}))
     fixed, problem = _fix(launch, causes, known, theirs)
+    mended = plain(lift(fixed).values()) if fixed else {}
     rows = [
-        _row(path, cause, (launch, model), (ours, theirs), fixed, problem)
+        _row(path, cause, (launch, model), (ours, theirs, mended), fixed, problem)
         for path, cause in causes.items()
     ]
-    return Match(tuple(_joined(rows)), fixed)
+    by_id = {f"{MATCH}/{path}": cause for path, cause in causes.items()}
+    return Match(tuple(_joined(rows)), fixed, by_id)
 
 
 def _fix(
@@ -210,7 +214,7 @@ def _row(
     path: str,
     cause: str,
     sides: tuple[Config, Config],
-    values: tuple[Mapping[str, Any], Mapping[str, Any]],
+    values: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]],
     fixed: Config | None,
     problem: str,
 ) -> Finding:
@@ -225,7 +229,7 @@ def _row(
     before, after = values[0].get(path), values[1].get(path)
     if path == SEQUENCE:
         after, known = _trained_positions(model), plan_claims(model.dialect).get(MAX_POSITIONS)
-    reached = fixed is not None and plain(lift(fixed).values()).get(path) == after
+    reached = fixed is not None and values[2].get(path) == after
     if reached and fixed and setting in changed:
         # As the stack says it: the plan may have the opposite.
         before, after = (side.effective.flat().get(setting) for side in (launch, fixed))
