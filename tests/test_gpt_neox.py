@@ -138,3 +138,23 @@ def test_heads_count_only_with_attention(layers: str, code: int) -> None:
     assert run(["check", "m.yml"]) == code
     words = ["convert", "m.yml", "--to", "megatron", "--world-size", "8", "-o", "m.args"]
     assert run(words) == code
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "optimizer: adam", "optimizer: {params: 3}", "optimizer: {params: {betas: 3}}", "pipe_parallel_size: x",
+        "hidden_size: [1]", "hidden_size: null", "train_batch_size: a", "fp16: true", "model_parallel_size: 0",
+        "attention_config: 3",
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_an_error_with_its_key(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pipe_parallel_size": 1}
+    name = line.partition(":")[0]
+    rest = [f"{key}: {value}" for key, value in sizes.items() if key != name]
+    (tmp_path / "a.yml").write_text("\n".join([*rest, line]))
+    assert run(["check", str(tmp_path / "a.yml"), "--world-size", "8"]) == 1
+    err = capsys.readouterr().err
+    assert name in err and "expected" in err

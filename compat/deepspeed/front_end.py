@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, load
+from bridge.files.shown import show_value
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
@@ -24,6 +25,28 @@ NEEDS = {"num_layers", "hidden_size", "num_attention_heads"}
 TELLING = {"pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb"}
 """Keys of which files that set up a model have one; a model's config of transformers has none of them."""
 HALVES = {"fp16": "fp16", "bfloat16": "bf16"}
+SIZES = (
+    "num_layers", "hidden_size", "num_attention_heads", "model_parallel_size", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "num_gpus", "mlp_multiple_of",
+)  # fmt: skip
+COUNTS = ("pipe_parallel_size", "num_nodes", "train_iters", "intermediate_size")
+SECTIONS = ("fp16", "bf16", "optimizer", "deepspeed_extra_args")
+KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        SIZES, ("a whole number of at least 1", lambda one: type(one) is int and one > 0)
+    ),
+    **dict.fromkeys(COUNTS, ("a whole number", lambda one: type(one) is int)),
+    **dict.fromkeys(SECTIONS, ("a mapping", lambda one: isinstance(one, Mapping))),
+    **dict.fromkeys(
+        ("expansion_factor", "lr_decay_fraction"),
+        ("a number", lambda one: type(one) in (int, float) and math.isfinite(one)),
+    ),
+    "attention_config": (
+        "a list of kinds, or of [[kind, ...], times]",
+        lambda one: _is_layers(one),
+    ),
+}
+"""By key: what the values are with which this module reckons, in words, and whether a value is one."""
 RELEASE = "0.15.0"
 """The release by which a run is read unless the user names one: the oldest known, as GPT-NeoX asks for DeeperSpeed,
 a fork of an older one.
@@ -117,7 +140,23 @@ class _Run:
                     problems.append(
                         f"{file.name}: line {line}: {key}: no key of GPT-NeoX, which stops at it{near}"
                     )
+                kind, fits = KINDS.get(name, ("", lambda one: True))
+                if value is None and kind:
+                    continue  # as if it was not given
+                if not fits(value):
+                    problems.append(f"{file.name}: line {line}: {key}: found {show_value(value)}; expected {kind}")  # fmt: skip
                 self.values[name], self.lines[name] = value, line if len(files) == 1 else 0
+        params = self.values.get("optimizer") or {}
+        own = params.get("params", {}) if isinstance(params, Mapping) else {}
+        betas = own.get("betas", (0, 0)) if isinstance(own, Mapping) else None
+        if not isinstance(betas, list | tuple) or len(betas) != 2:
+            problems.append(
+                f"{files[0].name}: optimizer: expected params, a mapping, with two betas if any"
+            )
+        problems += (
+            f"{files[0].name}: {name}: not given; expected {KINDS[name][0]}"
+            for name in sorted(NEEDS - self.values.keys())
+        )
         ConfigError.raise_if(problems)
         self.stages = self.values.get("pipe_parallel_size", 0)
         self.sharers = max(self.stages, 1) * self.values.get("model_parallel_size", 1)
@@ -283,6 +322,13 @@ def _layers(config: Any) -> set[str]:
     """
     rows = ([row] if isinstance(row, str) else row[0] for row in config or ())
     return {str(kind) for row in rows for kind in row}
+
+
+def _is_layers(config: Any) -> bool:
+    return isinstance(config, list) and all(
+        isinstance(row, str) or (isinstance(row, list) and bool(row) and isinstance(row[0], list))
+        for row in config
+    )
 
 
 def _lay_out(config: Mapping[str, Any], lines: Mapping[str, int]) -> str:
