@@ -422,6 +422,32 @@ def test_hooks_see_gradients_of_the_divided_loss() -> None:
     assert engine.get_global_grad_norm() == pytest.approx(3**0.5)
 
 
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("calls", ["bb", "bsbb", "bss", "s"])
+def test_steps_are_counted_as_deepspeed_counts_them_or_not_at_all(calls: str, level: int) -> None:
+    """DeepSpeed ends a step after two calls of `step`, however many backward passes came before."""
+    engine = alone(model=nn.Linear(2, 1), config=config_of(level, gradient_accumulation_steps=2))[0]
+    before = engine.get_global_grad_norm(), engine.global_steps
+
+    def run(call: str) -> None:
+        engine.backward(engine(torch.ones(3, 2)).mean()) if call == "b" else engine.step()
+
+    for call in calls[:-1]:
+        run(call)
+    with pytest.raises(BridgeError, match="two microbatches, where DeepSpeed ends a step after"):
+        run(calls[-1])
+    assert (engine.get_global_grad_norm(), engine.global_steps) == before
+
+
+def test_a_script_may_say_where_a_step_ends() -> None:
+    engine = alone(model=nn.Linear(2, 1), config={"gradient_accumulation_steps": 2})[0]
+    for last in (False, True):
+        engine.set_gradient_accumulation_boundary(last)
+        engine.backward(engine(torch.ones(3, 2)).mean())
+    engine.step()
+    assert engine.global_steps == 1
+
+
 def test_parameters_that_are_not_given_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     before = model[0].weight.detach().clone()

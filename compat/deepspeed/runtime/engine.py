@@ -145,6 +145,7 @@ class DeepSpeedEngine(nn.Module):
         self._iterator: Iterator[Any] | None = None
         self._last: Any = None
         self._applied, self._calls, self._moved, self._skipped = False, 0, self._epoch(), 0
+        self._bounded = False
         self._told_twice = False
         self._idle: frozenset[str] | None = None
         self._told_idle = False
@@ -283,6 +284,10 @@ class DeepSpeedEngine(nn.Module):
         of microbatches, as DeepSpeed does.
         """
         self._needs_optimizer("backward")
+        if self.native.microbatch > self._calls:
+            self._refuse_to_count(
+                "backward", "a second backward pass", "the sum of the losses ran backward"
+            )
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
         with self._ours():
             return (
@@ -297,12 +302,26 @@ class DeepSpeedEngine(nn.Module):
         self._needs_optimizer("step")
         self.micro_steps += 1
         self.native.count_by_hand()
+        if self.native.microbatch <= self._calls:
+            self._refuse_to_count("step", "a second call of step", "each backward pass")
         if not self.native.is_gradient_accumulation_boundary():
             self._applied, self._calls = False, self._calls + 1
             return
         self._announce(client.prepare_step)
-        self._applied, self._calls = self.native.step(), 0
+        self._applied, self._calls, self._bounded = self.native.step(), 0, False
         self._record_step(lr_kwargs or {})
+
+    def _refuse_to_count(self, call: str, found: str, after: str) -> None:
+        """Raise `BridgeError` where calls of `step` are not as many as backward passes, unless the script
+        says itself where a step ends: DeepSpeed counts calls, and the engine passes.
+        """
+        number = self.gradient_accumulation_steps()
+        if number > 1 and not self._bounded:
+            raise BridgeError(
+                f"{call}: found {found} between two microbatches, where DeepSpeed ends a step after"
+                f" gradient_accumulation_steps={number} calls of step(); call engine.step() once after"
+                f" {after}, or set gradient_accumulation_steps to 1"
+            )
 
     def _record_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         """Record a finished step in the engine's counters, the optimizer and the scheduler. Print a
@@ -513,6 +532,7 @@ class DeepSpeedEngine(nn.Module):
         config.
         """
         place, number = self.native.microbatch + 1, self.gradient_accumulation_steps()
+        self._bounded = True
         if is_boundary and place < number:
             self.native.last()
         elif is_boundary != (place == number):
