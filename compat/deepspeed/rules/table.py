@@ -20,7 +20,7 @@ from bridge.stack.rules import (
     rename,
 )
 from compat.deepspeed import habits
-from compat.deepspeed.checks_view import HALF, keeps_wide_masters, offloads_optimizer
+from compat.deepspeed.checks_view import HALF, keeps_wide_masters, steps_on_cpu
 from compat.deepspeed.rules import run_length, switches, unmapped as unmapped_settings
 from compat.deepspeed.rules.optimizers import ADAM_LIKE, RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
@@ -659,7 +659,7 @@ def _read_precision(values: Group, context: Context) -> Group:
     moments = None
     if narrow:
         # Until 0.19.1 Adam on the CPU keeps its moments in fp32 whatever the key says.
-        wide = offloads_optimizer(values) and not context.since("0.19.1")
+        wide = steps_on_cpu(values) and not context.since("0.19.1")
         moments = NARROW if values.get(MOMENTS) and not wide else WIDE
     return {
         "precision.compute": compute,
@@ -725,7 +725,8 @@ def _narrow_keys(values: Group, settings: Group, context: Context) -> tuple[str,
         both = moments == NARROW and context.since("0.19.1")
         return (MASTERS["bf16"], MOMENTS) if both else (MASTERS["bf16"],)
     wide = stage == 1 and settings.get("data_types.grad_accum_dtype") == "fp32"
-    return () if offloads or wide or moments != NARROW else (MASTERS["bf16"], MOMENTS)
+    wide |= offloads and context.since("0.19.1")
+    return () if wide or moments != NARROW else (MASTERS["bf16"], MOMENTS)
 
 
 UNUSED_WINDOW = 1000

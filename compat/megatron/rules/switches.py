@@ -232,8 +232,10 @@ def _write_rates(values: Group, context: Context) -> Group:
 
 
 def _read_minimum(values: Group, context: Context) -> Group:
-    # Without a minimum of its own, a group of parameters has that of the schedule.
-    return {LEAST: "shared" if values.get(OWN) in (None, values.get("min_lr")) else "scaled"}
+    # Without a minimum of its own, a group of parameters has that of the schedule; of zero, both are zero.
+    least, rate = values.get("min_lr"), values.get("decoupled_lr")
+    own = least and rate and values.get(OWN) not in (None, least)
+    return {LEAST: "scaled" if own else "shared"}
 
 
 def _write_minimum(values: Group, context: Context) -> Group:
