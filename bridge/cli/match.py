@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from bridge.api.access import limit_access
+from bridge.api.folder import CONFIG
+from bridge.api.read import document_of, read_config
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.folder import CONFIG
-from bridge.cli.job import Job
+from bridge.cli.job import Job, answer
 from bridge.cli.many_files import Gate
-from bridge.cli.read_job import answer_job, document_of, read_job
-from bridge.cli.terminal import console, print_json, say
+from bridge.cli.terminal import print_json, say
 from bridge.files.shown import show_value
 from bridge.report import as_json, as_text
+from bridge.report.console import console
 from bridge.report.row_choice import View
 from bridge.stack.dialect import Config
 from bridge.translation.match import Match, match as compare
@@ -30,7 +32,7 @@ def match(job: Job, model: str, view: View, gate: Gate) -> int:
 
     @stay_within_limits()
     def work() -> int:
-        launch, other = read_job(job), _read_model(place)
+        launch, other = read_config(job), _read_model(place)
         found = compare(launch, other)
         findings = gate.choice.of(found.findings, job.file)
         code = as_json.exit_of(findings, job.threshold)
@@ -50,7 +52,8 @@ def match(job: Job, model: str, view: View, gate: Gate) -> int:
                 say(f"  {' '.join(_words(found, launch))}")
         return code
 
-    return answer_job(job, work)
+    with answer(job), limit_access(job):
+        return work()
 
 
 def _read_model(place: str) -> Config:
@@ -59,9 +62,9 @@ def _read_model(place: str) -> Config:
     data = document_of(job).data
     inner = data.get("text_config") if isinstance(data, Mapping) else None
     if not isinstance(inner, Mapping) or "model_type" not in inner:
-        return read_job(job)
+        return read_config(job)
     # The lines of a part by itself are not those of the file.
-    return replace(read_job(replace(job, text=json.dumps(inner))), origins={})
+    return replace(read_config(replace(job, text=json.dumps(inner))), origins={})
 
 
 def _verdict(found: Match) -> str:

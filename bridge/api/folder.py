@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.cli.job import Job
-from bridge.cli.read_job import read_job
+from bridge.api.read import read_config
+from bridge.api.source import Source
 from bridge.errors import BridgeError, nearest
 from bridge.plan.model import Model
 from bridge.translation.lift import lift
@@ -28,4 +28,4 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
 
 def model_in(folder: str) -> Model:
     """The shape of the model in a folder."""
-    return lift(read_job(Job(str(Path(folder) / CONFIG)))).model
+    return lift(read_config(Source(str(Path(folder) / CONFIG)))).model
