@@ -16,7 +16,7 @@ import bridge
 import compat
 from bridge.api.layout import Sizes, outline_of
 from bridge.errors import BridgeError
-from bridge.layout.timing import time_schedule
+from bridge.layout.pipeline import time_schedule
 from bridge.plan.plan import Plan
 from bridge.report.layouts import as_json
 

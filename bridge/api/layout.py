@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from bridge.api.access import open_source
-from bridge.api.folder import check_choice, model_in
-from bridge.api.read import read_config
+from bridge.api.read import check_choice, model_in, read_config
 from bridge.api.source import Options, Readable, Source, source_of
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 from bridge.api.access import open_source
 from bridge.api.move_proof import Proof, proof_parties, prove_move
-from bridge.api.move_report import report_text
 from bridge.api.move_target import (
     CHECKPOINT,
     LAUNCH,
@@ -23,6 +22,7 @@ from bridge.api.move_target import (
     find_other_settings,
     make_target,
     read_move_source,
+    report_text,
 )
 from bridge.api.source import STDIN, Options, Readable, Source, source_of
 from bridge.checkpoint import formats, interface

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from bridge.api.convert import (
@@ -14,8 +16,7 @@ from bridge.api.convert import (
     translate_source,
     write_in_format,
 )
-from bridge.api.folder import CONFIG
-from bridge.api.read import document_of, read_config
+from bridge.api.read import CONFIG, document_of, read_config
 from bridge.api.source import STDIN, Source
 from bridge.checkpoint import formats, groups
 from bridge.checkpoint.groups import (
@@ -28,20 +29,22 @@ from bridge.checkpoint.groups import (
     text_of,
 )
 from bridge.checkpoint.hub import Hub
-from bridge.checkpoint.interface import Format
+from bridge.checkpoint.interface import Format, PlannedFiles as Files
 from bridge.checkpoint.model_facts import describe_config, rename_under
 from bridge.checkpoint.writing import find_output_inside
 from bridge.engine.learning_rate import learning_rate
 from bridge.errors import BridgeError
 from bridge.files import Script, read_text
 from bridge.files.notes import note
+from bridge.files.printable import clean
 from bridge.files.shown import show_value
-from bridge.report import as_json
+from bridge.report import as_json, as_text
+from bridge.report.console import console
 from bridge.stack import registry
 from bridge.stack.checkpoint_side import Saves, side_of
 from bridge.stack.dialect import Config, Written
 from bridge.stack.findings import Finding
-from bridge.stack.rules import Effect
+from bridge.stack.rules import Effect, How
 from bridge.translation.edit import edit_config, without
 from bridge.translation.lift import lift
 from bridge.translation.translate import Result
@@ -388,3 +391,84 @@ def find_other_settings(source: MoveSource) -> Iterator[Finding]:
                 "resumed run uses the value in the checkpoint"
             )
             yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other)
+
+
+def lost_settings_line(findings: tuple[Finding, ...]) -> str:
+    """Return the first line of the report: the settings that were lost, grouped by effect on the run."""
+    rows: dict[Effect, list[str]] = {}
+    for finding in findings:
+        weighty = finding.effect.reaches(Effect.NUMBERS) or (
+            finding.given and finding.effect.reaches(Effect.COST)
+        )
+        if weighty and finding.how is not How.MISSING:
+            rows.setdefault(finding.effect, []).append(finding.path)
+    told = (
+        f"{', '.join(dict.fromkeys(rows[effect]))} ({effect})"
+        for effect in Effect
+        if effect in rows
+    )
+    return f"Taken away: {'; '.join(told)}." if rows else "Nothing was taken away."
+
+
+def report_text(
+    source: MoveSource,
+    target: MoveTarget,
+    files: Files,
+    findings: tuple[Finding, ...],
+    output: Path,
+) -> str:
+    """Return the text of the report file of a move to the folder `output`."""
+    out = StringIO()
+    screen = console(out)
+    screen.print(clean(lost_settings_line(findings)), markup=False, soft_wrap=True)
+    where, size = source.hub.where.steps, sum(file.size for file in files.files)
+    step = "at an unknown step" if where is None else f"at step {where}"
+    head = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
+    screen.print(f"Checkpoint: {head}", markup=False, soft_wrap=True)
+    for finding in (*target.saves.findings, *target.hub.findings, *files.findings):
+        screen.print(
+            f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True
+        )
+    if target.result:
+        as_text.text(target.result, screen)
+    else:
+        screen.print(f"Config: {target.written.file}, unchanged", markup=False)
+        for finding in as_json.all_of(target.config):
+            screen.print(
+                f"  {finding.effect}: {finding.path}: {finding.message}",
+                markup=False,
+                soft_wrap=True,
+            )
+    own = side_of(target.config.dialect).settings_for_groups(FILE)
+    if edits := {path: value for path, value in target.edits.items() if path not in own}:
+        said = [f"{path} {value}" for path, value in edits.items() if value is not None]
+        gone = [path for path, value in edits.items() if value is None]
+        words = ", ".join((*said, *([f"without {', '.join(gone)}"] if gone else [])))
+        screen.print(f"For the checkpoint: {words}", markup=False, soft_wrap=True)
+    if target.groups:
+        screen.print(
+            f"Groups of parameters: {_groups_text(target.groups)}", markup=False, soft_wrap=True
+        )
+    start = quote(f"{output.name}/{LAUNCH}")
+    screen.print(f"To start: sh {start}", markup=False, soft_wrap=True)
+    return out.getvalue()
+
+
+def _groups_text(groups: tuple[Row, ...]) -> str:
+    """Describe the optimizer's groups in words: the number of parameters in each group, and the
+    settings in which the groups differ.
+    """
+    kinds = [
+        name
+        for name in groups[0]
+        if name != "params" and any(row.get(name) != groups[0][name] for row in groups)
+    ]
+    rows = (
+        f"{len(row['params'])} parameters {', '.join(f'with {name} {show_value(row.get(name))}' for name in kinds)}".strip()
+        + f", such as {clean(row['params'][0])}"
+        for row in groups
+    )
+    return (
+        f"{'; '.join(rows)}; {FILE} lists the parameters of each group; the run starts with these "
+        "groups in this order"
+    )

@@ -13,11 +13,12 @@ from typing import Any, Unpack
 from bridge import limits
 from bridge.api.access import note_file, open_source, place_source
 from bridge.api.source import STDIN, Options, Readable, Source, source_of
-from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
+from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, parse, read_stream, read_text
 from bridge.files.foreign import foreign
 from bridge.files.notes import note
 from bridge.files.secrets import keep_hidden
+from bridge.plan.model import Model
 from bridge.plan.plan import Plan
 from bridge.stack import registry
 from bridge.stack.dialect import Config, Dialect, Reader
@@ -205,7 +206,7 @@ def read_as(source: Source, dialect: Reader, document: Document, version: str | 
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
     # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
     BridgeError.raise_if(
-        f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
+        [f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange]
     )
     return add_caller(
         dialect.read(document, version, source.world_size, source.lenient, **said), document
@@ -310,3 +311,24 @@ def _lookalike_kind(document: Document) -> dict[str, str]:
     """
     said = {name: registry.name_lookalike(name, document.data) for name in registry.OWN}
     return {name: text for name, text in said.items() if text}
+
+
+CONFIG = "config.json"
+
+
+def is_folder(model: str) -> bool:
+    """Return whether the value of `--model` is a folder with a model, rather than a name."""
+    return (Path(model) / CONFIG).is_file()
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`, or the folder of a model; else raise `BridgeError`."""
+    if value in choices or is_folder(value):
+        return value
+    expectation = f"{' or '.join(choices)}, or a folder with a {CONFIG}"
+    raise BridgeError(f"{option}: found {value}, expected {expectation}{nearest(value, choices)}")
+
+
+def model_in(folder: str) -> Model:
+    """The shape of the model in a folder."""
+    return lift(read_config(Source(str(Path(folder) / CONFIG)))).model

@@ -645,7 +645,7 @@ def diff(
     gate: Any,
 ) -> int:
     """Compare two files."""
-    from bridge.cli.diff import diff
+    from bridge.cli.check import diff
 
     return diff(job, other, view, gate)
 
@@ -930,10 +930,10 @@ def train(
     timeout: Timeout = None,
 ) -> int:
     """Train the plan of one file."""
-    from bridge.api import folder
+    from bridge.api import read
     from bridge.cli.train import TrainOptions, Watch, check_choice, train
 
-    known = model and folder.check_choice("--model", model, ("tiny", "file"))
+    known = model and read.check_choice("--model", model, ("tiny", "file"))
     # Before the config is read, which may take ranks and time.
     if desync is not None:
         check_choice("--desync", desync, ("log", "raise", "dump"))

@@ -92,8 +92,9 @@ def inspect(
     folder: Path, name: str | None, root: str | None, tensors: bool, check: bool, as_json: bool
 ) -> int:
     """Show one checkpoint. Returns the exit code."""
-    with _answer_errors(as_json), progress.show_progress("the files", quiet=not check):
-        found = inspect_checkpoint(folder, format=name, root=root, check=check)
+    with _answer_errors(as_json):
+        with progress.show_progress("the files", quiet=not check):
+            found = inspect_checkpoint(folder, format=name, root=root, check=check)
         code = report.exit_of(found.findings)
         if as_json:
             rows = {"tensors": list(_tensor_rows(found.hub))} if tensors else {}

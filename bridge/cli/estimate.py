@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.api.access import limit_access
-from bridge.api.folder import model_in
 from bridge.api.layout import (
     FILE,
     MODELS,
@@ -22,7 +21,7 @@ from bridge.api.layout import (
     shape_of_model,
     with_micro,
 )
-from bridge.api.read import document_of, text_of
+from bridge.api.read import document_of, model_in, text_of
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.job import Job, Picture, answer
 from bridge.cli.layout import check_picture

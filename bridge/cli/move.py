@@ -7,8 +7,7 @@ from typing import Any
 
 from bridge.api.access import limit_access
 from bridge.api.move import Moved, prove_run, write_run
-from bridge.api.move_report import lost_settings_line
-from bridge.api.move_target import CHECKPOINT, MoveOptions
+from bridge.api.move_target import CHECKPOINT, MoveOptions, lost_settings_line
 from bridge.cli.budget import read_within_limits
 from bridge.cli.job import Job, answer
 from bridge.cli.progress import Progress, ProgressPrinter, end_orderly

@@ -16,8 +16,8 @@ from bridge.cli.budget import stay_within_limits
 from bridge.cli.job import Job, answer
 from bridge.cli.terminal import print_json, say
 from bridge.files import write_all
+from bridge.layout.pipeline import time_schedule
 from bridge.layout.schedule.table import is_table, schedule_to_csv
-from bridge.layout.timing import time_schedule
 from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.report.pictures.page import refuse_other_file

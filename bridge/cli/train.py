@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.api.access import limit_access
-from bridge.api.folder import is_folder, model_in
-from bridge.api.read import read_config
+from bridge.api.read import is_folder, model_in, read_config
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
 from bridge.engine.backends import backends, opener
