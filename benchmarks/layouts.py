@@ -14,10 +14,11 @@ from typing import Any
 
 import bridge
 import compat
-from bridge.cli.layout import Sizes, as_json, outline_of
-from bridge.cli.schedule import time_schedule
+from bridge.api.layout import Sizes, outline_of
 from bridge.errors import BridgeError
+from bridge.layout.pipeline import time_schedule
 from bridge.plan.plan import Plan
+from bridge.report.layouts import as_json
 
 
 @dataclass

@@ -24,7 +24,7 @@ from harvesting.machine import MachineError
 from starts import draw, kind
 
 import compat
-from bridge.cli.layout import ranks_of_plan
+from bridge.api.layout import ranks_of_plan
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.architecture import PRESETS, Architecture
 from bridge.layout.memory.estimate import Estimator

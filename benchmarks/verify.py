@@ -20,8 +20,8 @@ from typing import Any
 
 from verify_cases import Case, own
 
-from bridge.cli.job import Job
-from bridge.cli.verify import VerifyOptions, run_tasks
+from bridge.api.source import Source
+from bridge.api.verify import VerifyOptions, run_tasks
 from bridge.errors import BridgeError
 
 HOME = Path(__file__).resolve().parents[1]
@@ -170,7 +170,7 @@ def judged(case: Case) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"config{case.suffix}"
         path.write_text(case.text)
-        job = Job(
+        job = Source(
             str(path),
             case.dialect,
             case.version,

@@ -31,6 +31,11 @@ class BridgeError(Exception):
         self.problems = tuple(problems)
         super().__init__("\n".join(problems))
 
+    def reword(self, problems: Iterable[str]) -> None:
+        """Say `problems` in place of those that the error was made with."""
+        self.problems = tuple(problems)
+        self.args = ("\n".join(self.problems),)
+
     @classmethod
     def raise_if(cls, problems: Iterable[str]) -> None:
         """Raise one error that lists all `problems`, if there are any; at most `limits.PROBLEMS`

@@ -193,7 +193,7 @@ def test_a_config_of_megatron_is_refused_by_rows_of_checks_or_by_the_reader() ->
         if name.startswith("compat.megatron") and not any(aside in name for aside in NO_CONFIG)
     ]
     assert {name for name in sides if refuses(name)} == {
-        "compat.megatron.arguments.steps",
+        "compat.megatron.arguments.evaluation",
         "compat.megatron.formats",
     }
 

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch_text
-from bridge.cli.rank_bars import BARS, Bar, draw, figure, merge_ranks, ranks_text
+from bridge.report.pictures.rank_bars import BARS, Bar, draw, figure, merge_ranks, ranks_text
 
 pytestmark = pytest.mark.once
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}

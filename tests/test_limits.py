@@ -70,7 +70,7 @@ def test_a_text_beyond_the_limit_is_not_searched_for_secrets(
 ) -> None:
     searched = list[int]()
     monkeypatch.setattr(
-        "bridge.cli.read_job.keep_hidden", lambda text, named=None: searched.append(len(text))
+        "bridge.api.read.keep_hidden", lambda text, named=None: searched.append(len(text))
     )
     (tmp_path / "x.yaml").write_text("a" * limits.FILE)
     assert run(["check", str(tmp_path / "x.yaml")]) == 1

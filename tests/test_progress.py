@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 import compat
-from bridge.cli import checkpoint, fuzz, progress
-from bridge.cli.rank_messages import ProgressPrinter
+from bridge.cli import fuzz, progress
+from bridge.cli.progress import ProgressPrinter
 from bridge.files.progress import Course, count_items, listening
 from bridge.testing.fuzz import Covered, Task
 
@@ -73,7 +73,7 @@ def test_fuzz_and_checkpoints_leave_out_the_first_part_too(
 ) -> None:
     """Its time, at the pace of all, made the first estimate several times too long."""
     tick = fuzz._progress_printer(Task(compat.load("megatron"), examples=100))
-    meter = checkpoint.Progress(1000)
+    meter = progress.Progress(1000)
     for done in range(1, 11):
         clock[0] += 30 if done == 1 else 1
         tick(Covered(releases=Counter(any=done)))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bridge.cli import run
-from bridge.cli.schedule_picture import BARE, NUMBERED, UNITS, draw_picture, picture_lines
-from bridge.cli.schedule_rows import find_repeats
 from bridge.layout.schedule import ScheduleShape, generate_schedule, make_timeline
+from bridge.report.pictures.schedule import BARE, NUMBERED, UNITS, draw_picture, picture_lines
+from bridge.report.pictures.schedule_rows import find_repeats
 
 pytestmark = pytest.mark.once
 

@@ -132,7 +132,7 @@ def test_another_package_in_the_place_of_ours_is_one_line(
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     for words in (
         ("-P", "-m", "stagebridge", "check", FILE),
-        ("-P", "-c", "import stagebridge; stagebridge.lift"),
+        ("-P", "-c", "import stagebridge; stagebridge.convert"),
     ):
         done = started(tmp_path.parent, *words, PYTHONPATH=path)
         assert done.returncode == 1
@@ -158,14 +158,18 @@ def test_another_distribution_that_wrote_over_ours_is_one_line(tmp_path: Path) -
     assert done.stderr.startswith(said)
 
 
-def test_the_package_gives_the_public_names() -> None:
+def test_the_package_gives_the_use_cases() -> None:
     code = "import sys, stagebridge; assert 'bridge' not in sys.modules; import bridge; "
-    code += "assert all(getattr(stagebridge, name) is getattr(bridge, name) for name in bridge.__all__); "
-    code += "from stagebridge import translate; assert stagebridge.__version__ == bridge.__version__; stagebridge.nothing"
-    done = started(Path(), "-P", "-c", code)
-    assert (
-        done.stderr.splitlines()[-1] == "AttributeError: module 'bridge' has no attribute 'nothing'"
+    code += "assert all(getattr(stagebridge, name).__module__ == f'bridge.api.{name}' for name in stagebridge.__all__); "
+    code += (
+        "assert len(stagebridge.__all__) == 8 and stagebridge.__version__ == bridge.__version__; "
     )
+    code += (
+        "from stagebridge import convert; assert 'torch' not in sys.modules; stagebridge.translate"
+    )
+    done = started(Path(), "-P", "-c", code)
+    said = "AttributeError: module 'stagebridge' has no attribute 'translate'"
+    assert done.stderr.splitlines()[-1] == said
 
 
 def test_importing_the_package_imports_nothing() -> None:

@@ -12,6 +12,9 @@ from bridge.checkpoint.model_facts import Said, rename_known, with_arguments
 from bridge.errors import BridgeError
 from bridge.stack.rules import Effect
 
+WEIGHTLESS = ("safetensors", "bin")
+"""Names of formats that hold no state of an optimizer, so that no run can resume from them."""
+
 
 @dataclass(frozen=True)
 class Target:

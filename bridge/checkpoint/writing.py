@@ -394,3 +394,9 @@ def _close_staging(staging: Path, plan: PlannedFiles, sums_by_name: dict[str, st
         (staging / name).unlink(missing_ok=True)
     for folder in {staging, *((staging / file.name).parent for file in plan.files)}:
         sync_folder(folder)
+
+
+def find_output_inside(output: Path, folder: Path) -> Iterator[str]:
+    """Yield a message if an output lies inside `folder`, the source checkpoint."""
+    if output.resolve().is_relative_to(folder.resolve()):
+        yield f"-o: {output} lies inside {folder}, the checkpoint that is read; name a folder outside it"

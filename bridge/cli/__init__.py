@@ -10,7 +10,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn
 
+from bridge.cli.terminal import accept_all_characters, note
 from bridge.errors import BridgeError
+from bridge.files.notes import gather_notes
 from bridge.files.secrets import HIDDEN
 from bridge.report.exit_codes import Exit
 
@@ -28,8 +30,6 @@ def main() -> NoReturn:
 
     Each `BridgeError` and each usage error is printed as one message on stderr, with exit code 1.
     """
-    from bridge.cli.terminal import accept_all_characters
-
     _collect_late()
     try:
         if sys.stdout is None:  # closed by whoever started the command
@@ -109,7 +109,8 @@ def run(arguments: list[str]) -> int:
     # Typer brings its own click or uses the installed one; this is the class of usage errors in either.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        return int(_command()(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
+        with gather_notes(note):
+            return int(_command()(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
     except (BridgeError, usage_error) as error:
         from bridge.cli import refused_commands
 

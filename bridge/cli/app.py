@@ -9,7 +9,7 @@ import typer
 
 from bridge import __version__
 from bridge.cli import run
-from bridge.cli.job import Job, Picture, Sizes
+from bridge.cli.job import Job, Picture
 from bridge.cli.late_commands import Commands
 from bridge.cli.options import (
     CHOOSING,
@@ -598,9 +598,8 @@ def convert(
     """Convert one file."""
     from bridge.cli.convert import Asked, convert
 
-    return convert(
-        job, Asked(to, to_version, output, strict, carry, script, force, dry_run, view), gate, names
-    )
+    options = {"to_version": to_version, "strict": strict, "script": script, "force": force}
+    return convert(job, Asked(to, output, view, carry, dry_run, options), gate, names)
 
 
 @app.late_command(
@@ -610,7 +609,7 @@ def convert(
 )
 def check(job: Job, view: View, gate: Any, names: tuple[str, ...]) -> int:
     """Check one file or several files."""
-    from bridge.cli.convert import check
+    from bridge.cli.check import check
 
     return check(job, view, gate, names)
 
@@ -646,7 +645,7 @@ def diff(
     gate: Any,
 ) -> int:
     """Compare two files."""
-    from bridge.cli.convert import diff
+    from bridge.cli.check import diff
 
     return diff(job, other, view, gate)
 
@@ -678,7 +677,7 @@ def match(
     short_help="Show stages, bytes and collectives of a config's plan.",
     reads=reads_file(counts=True, sized=True, world_size=Ranks),
 )
-def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
+def layout(job: Job, sizes: Any, picture: Picture) -> int:
     """Show the layout of one file."""
     from bridge.cli.layout import layout
 
@@ -693,7 +692,7 @@ def layout(job: Job, sizes: Sizes, picture: Picture) -> int:
 def estimate(
     job: Job,
     names: tuple[str, ...],
-    sizes: Sizes,
+    sizes: Any,
     picture: Picture,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every number with its formula.")
@@ -931,10 +930,10 @@ def train(
     timeout: Timeout = None,
 ) -> int:
     """Train the plan of one file."""
-    from bridge.cli import folder
+    from bridge.api import read
     from bridge.cli.train import TrainOptions, Watch, check_choice, train
 
-    known = model and folder.check_choice("--model", model, ("tiny", "file"))
+    known = model and read.check_choice("--model", model, ("tiny", "file"))
     # Before the config is read, which may take ranks and time.
     if desync is not None:
         check_choice("--desync", desync, ("log", "raise", "dump"))
@@ -1027,10 +1026,10 @@ def verify(
     ] = False,
 ) -> int:
     """Verify one file."""
-    from bridge.cli.verify import VerifyOptions, own_of, verify
+    from bridge.cli.verify import verify
 
-    own = own_of(job.file, other, to, model, batch, on)
-    return verify(job, VerifyOptions(to, to_version, ranks, steps, padded, own))
+    options = {"to": to, "to_version": to_version, "ranks": ranks, "steps": steps, "padded": padded}
+    return verify(job, other, model, batch, on, options)
 
 
 @app.late_command(
@@ -1111,22 +1110,22 @@ def move(
     processes: Processes = 1,
 ) -> int:
     """Move one run."""
-    from bridge.cli.move import MoveOptions, move
+    from bridge.cli.move import move
 
-    asked = MoveOptions(
-        checkpoint,
-        to,
-        output,
-        to_version,
-        from_format,
-        model,
-        prove,
-        ranks,
-        processes,
-        dry_run,
-        verify,
+    return move(
+        job,
+        checkpoint=checkpoint,
+        to=to,
+        output=output,
+        to_version=to_version,
+        from_=from_format,
+        model=model,
+        prove=prove,
+        ranks=ranks,
+        processes=processes,
+        dry_run=dry_run,
+        verify=verify,
     )
-    return move(job, asked)
 
 
 @app.late_command(

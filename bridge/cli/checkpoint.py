@@ -6,44 +6,45 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bridge.api.inspect import describe_configs, inspect as inspect_checkpoint
 from bridge.checkpoint import formats, interface
+from bridge.checkpoint.companions import Companions, companions
+from bridge.checkpoint.comparison import (
+    DIFFERENT,
+    EQUAL,
+    TensorLine,
+    compare_counters,
+    compare_tensors,
+)
 from bridge.checkpoint.digests import SUMS, blob_digests, without_digest
 from bridge.checkpoint.file_tensors import tensors_by_file
-from bridge.checkpoint.hub import Hub, Model
+from bridge.checkpoint.hub import Hub
 from bridge.checkpoint.interface import Format, PlannedFiles
-from bridge.checkpoint.lazy import EXACT, FLOATING, STRIP, TORCH, WIDTH, Lazy, torch_type
-from bridge.checkpoint.model_facts import describe_config, rename_under
+from bridge.checkpoint.lazy import TORCH
+from bridge.checkpoint.model_facts import rename_under
 from bridge.checkpoint.tagged_json import encode_value
-from bridge.checkpoint.targets import Target, list_targets
-from bridge.checkpoint.writing import write_checkpoint
+from bridge.checkpoint.targets import Target
+from bridge.checkpoint.writing import find_output_inside, write_checkpoint
 from bridge.cli import progress
 from bridge.cli.budget import read_within_limits
-from bridge.cli.companions import (
-    Companions,
-    companions,
-    config_beside,
-    is_of_transformers,
-    refuse_contradictions,
-)
-from bridge.cli.job import Job
-from bridge.cli.read_job import read_job
-from bridge.cli.terminal import console, note, print_json, say
+from bridge.cli.progress import Progress
+from bridge.cli.terminal import note, print_json, say
 from bridge.errors import BridgeError
 from bridge.files import as_private_as
 from bridge.files.contained import refuse_changes, stamps_of
 from bridge.files.printable import clean
-from bridge.files.progress import count_items
 from bridge.files.secrets import HIDDEN
 from bridge.files.shown import show_value
 from bridge.report import as_json as report, json_types
 from bridge.report.as_json import finding_json
+from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.stack.extras import need_engine
 from bridge.stack.findings import Finding
@@ -75,12 +76,13 @@ class CheckpointOptions:
     root: str | None = None
 
 
-def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
-    """Run `work`; with --json an error is an object on stdout as well."""
+@contextmanager
+def _answer_errors(as_json: bool) -> Iterator[None]:
+    """Context in which a command reads checkpoints; with --json an error is an object on stdout as well."""
     try:
         need_engine("checkpoint")
         with read_within_limits():
-            return work()
+            yield
     except BridgeError as error:
         error.as_object = as_json
         raise
@@ -90,30 +92,20 @@ def inspect(
     folder: Path, name: str | None, root: str | None, tensors: bool, check: bool, as_json: bool
 ) -> int:
     """Show one checkpoint. Returns the exit code."""
-
-    def work() -> int:
-        format, place = formats.find_checkpoint(folder, name, root)
-        if check:
-            with progress.show_progress("the files"):
-                formats.verify_checkpoint(format, place)
-        hub = formats.read_at(format, place)
-        if check:
-            hub = formats.add_doubts(format, place, hub)
-            refuse_changes(stamps_of(hub.origin.files))
-        code = report.exit_of(hub.findings)
-        targets = list(list_targets(hub, _describe_configs(place, None)))
+    with _answer_errors(as_json):
+        with progress.show_progress("the files", quiet=not check):
+            found = inspect_checkpoint(folder, format=name, root=root, check=check)
+        code = report.exit_of(found.findings)
         if as_json:
-            rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
-            ways = [{**asdict(one), "lost": list(one.lost)} for one in targets]
-            about = {**_about_checkpoint(hub, place), "targets": ways}
+            rows = {"tensors": list(_tensor_rows(found.hub))} if tensors else {}
+            ways = [{**asdict(one), "lost": list(one.lost)} for one in found.targets]
+            about = {**_about_checkpoint(found.hub, found.place), "targets": ways}
             print_json({**encode_value(about), **rows, "exit_code": code})
         else:
-            _print_checkpoint(hub, place, tensors, check)
-            _print_targets(targets)
-            _print_findings(hub.findings)
+            _print_checkpoint(found.hub, found.place, tensors, check)
+            _print_targets(found.targets)
+            _print_findings(found.findings)
         return code
-
-    return _answer_errors(as_json, work)
 
 
 def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
@@ -231,8 +223,7 @@ def _print_findings(findings: tuple[Finding, ...]) -> None:
 
 def convert(folder: Path, options: CheckpointOptions) -> int:
     """Write one checkpoint in another format. Returns the exit code."""
-
-    def work() -> int:
+    with _answer_errors(options.json):
         source, place = formats.find_checkpoint(folder, options.from_, options.root)
         target = formats.format_of_name(options.to)
         BridgeError.raise_if(_option_mistakes(options, target, folder))
@@ -266,8 +257,6 @@ def convert(folder: Path, options: CheckpointOptions) -> int:
         _print_outcome(hub, written, findings, code, options, beside)
         return code
 
-    return _answer_errors(options.json, work)
-
 
 def _companion_files(
     target: Format, place: Path, hub: Hub, options: CheckpointOptions
@@ -293,12 +282,6 @@ def _option_mistakes(options: CheckpointOptions, target: Format, folder: Path) -
     yield from find_output_inside(options.output, folder)
 
 
-def find_output_inside(output: Path, folder: Path) -> Iterator[str]:
-    """Yield a message if an output lies inside `folder`, the source checkpoint."""
-    if output.resolve().is_relative_to(folder.resolve()):
-        yield f"-o: {output} lies inside {folder}, the checkpoint that is read; name a folder outside it"
-
-
 def _set_samples(hub: Hub, options: CheckpointOptions) -> Hub:
     """Return the checkpoint with the number of samples from `--samples`.
 
@@ -318,31 +301,8 @@ def _rename_parameters(hub: Hub, target: Format, place: Path, options: Checkpoin
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
-    configs = _describe_configs(place, options.config)
+    configs = describe_configs(place, options.config)
     return rename_under(hub, options.names, target.names, configs)
-
-
-def _describe_configs(place: Path, given: Path | None) -> list[tuple[str, Model]]:
-    """Return what the config next to a checkpoint, and one that the user gives, say of the model, each with
-    its path. Raises `BridgeError` if the user's cannot be read.
-    """
-    configs = []
-    for path in dict.fromkeys(filter(None, (config_beside(place), given))):
-        try:
-            if not path.is_file():
-                raise BridgeError("found no regular file")
-            configs.append((str(path), describe_config(read_job(Job(str(path), lenient=True)))))
-        except BridgeError as error:
-            # What is no config of transformers says nothing about the weights beside it.
-            if path == given or not path.is_file() or is_of_transformers(path.read_bytes()):
-                raise BridgeError(
-                    *(f"{path}: {problem}; correct this config" for problem in error.problems)
-                ) from None
-            note(f"note: {path}: not held against the weights, as it cannot be read: {error}")
-    own = config_beside(place)
-    if own and given and own != given and given.is_file():
-        refuse_contradictions(own, given)
-    return configs
 
 
 def _gigabytes_to_bytes(size: float) -> int:
@@ -370,32 +330,6 @@ def _write_folder(
         say(
             f"wrote {options.output}: {len(written.files)} files, {meter.total:,} bytes in {meter.seconds:.1f} s"
         )
-
-
-class Progress:
-    """Prints the progress of writing on stderr."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.before = total, 0, 0
-        self.began = self.told = time.monotonic()
-        self.pace = progress.Pace()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the writing began."""
-        return time.monotonic() - self.began
-
-    def add_bytes(self, count: int, fresh: bool = True) -> None:
-        """Add `count` bytes to the progress. This conversion wrote them if `fresh`, else an earlier one."""
-        self.done += count
-        self.before += 0 if fresh else count
-        # What an earlier, killed conversion wrote is found at once: it is no measure of the speed.
-        new = self.done - self.before
-        rest = self.pace.rest(new, new + self.total - self.done) if new else ""
-        pause = progress.OFTEN if self.told > self.began else progress.FIRST
-        if rest and time.monotonic() - self.told > pause:
-            self.told = time.monotonic()
-            note(f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest}")
 
 
 def _print_outcome(
@@ -456,38 +390,16 @@ def _print_outcome(
 # Comparing
 
 
-@dataclass(frozen=True)
-class TensorLine:
-    """The comparison of one tensor in two checkpoints: equal, different (with the largest
-    difference), or only in one of them. `rounded` is the number format in which two copies were
-    compared, if their own formats differ.
-    """
-
-    name: str
-    kind: str
-    verdict: str
-    most: float = 0.0
-    rounded: str = ""
-
-    @property
-    def block(self) -> str:
-        """The part of the model that the tensor belongs to: the tensor's name up to its first number."""
-        parts = self.name.split(".")
-        at = next((number for number, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
-        return ".".join(parts[: at + 1])
-
-
 def diff(first: Path, second: Path, as_json: bool) -> int:
     """Compare two checkpoints. Returns the exit code."""
-
-    def work() -> int:
+    with _answer_errors(as_json):
         one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
         with progress.show_progress("the tensors"):
-            lines = list(_compare_tensors(one, other))
+            lines = list(compare_tensors(one, other))
         refuse_changes(stamps_of((*one.origin.files, *other.origin.files)))
         runs = {
             key: values
-            for key, values in _compare_counters(one, other).items()
+            for key, values in compare_counters(one, other).items()
             if values[0] != values[1]
         }
         verdicts = Counter(line.verdict for line in lines)
@@ -508,159 +420,6 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
             for form, count in rounded.items():
                 say(f"of different number formats: {count} tensors, which were compared in {form}")
         return code
-
-    return _answer_errors(as_json, work)
-
-
-ROUNDED = "weight that the model computes with"
-EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = (
-    "equal",
-    "different",
-    "of another shape",
-    "only in A",
-    "only in B",
-)
-
-
-def _compare_counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
-    """Return a mapping from each counter and setting to the values of it in the two checkpoints.
-
-    A value that only one checkpoint states is left out, so it does not count as a difference.
-    """
-    pairs = {
-        key: (getattr(one.where, key), getattr(other.where, key))
-        for key in ("steps", "skipped", "samples")
-    }
-    pairs["schedule"] = (one.schedule, other.schedule)
-    if one.scale and other.scale:
-        pairs |= {
-            f"scale.{key}": (value, vars(other.scale)[key])
-            for key, value in vars(one.scale).items()
-        }
-    # A stack keeps its own arguments there too, which say how a run was launched: only single values are compared.
-    single = {
-        key: value
-        for key, value in one.client.items()
-        if not isinstance(value, Mapping | list | tuple | set | frozenset)
-    }
-    pairs |= {f"client.{key}": (value, other.client.get(key)) for key, value in single.items()}
-    pairs |= dict(_by_parameter(one, other))
-    return {key: pair for key, pair in pairs.items() if None not in pair}
-
-
-def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield each optimizer setting that differs, as `SETTING of NAME` with both values.
-
-    NAME is the first parameter for which the values of the setting differ.
-    """
-    ours, theirs = (dict(_settings_by_name(hub)) for hub in (one, other))
-    found: dict[str, tuple[Any, Any]] = {}
-    # Of a setting that differs for thousands of parameters, one is enough to look for the cause.
-    for name in [name for name in ours if name in theirs]:
-        for key, value in ours[name].items():
-            there = theirs[name].get(key)
-            if value is not None and there is not None and value != there:
-                found.setdefault(f"{key} of {name}", (value, there))
-    kinds: dict[str, str] = {}
-    for key in found:
-        kinds.setdefault(key.partition(" of ")[0], key)
-    yield from ((key, found[key]) for key in kinds.values())
-
-
-def _settings_by_name(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each parameter's name with a dictionary: the settings of its optimizer group, its step,
-    and whether it is trained.
-
-    A tied name comes with the name of the parameter that it shares.
-    """
-    known = {name: group.settings for group in hub.groups for name in group.names}
-    for name, held in hub.parameters.items():
-        yield name, {**known.get(name, hub.settings), "step": held.step, "trained": held.trained}
-    yield from ((alias, {"tied": name}) for alias, name in hub.ties.items())
-
-
-def _compare_tensors(one: Hub, other: Hub) -> Iterator[TensorLine]:
-    """Compare the two checkpoints tensor by tensor: the most exact copy of each parameter, its
-    moments, and the buffers.
-
-    The rounded weight is compared too if both checkpoints have it.
-    """
-    ours, theirs = dict(_comparable_tensors(one)), dict(_comparable_tensors(other))
-    for key in [
-        key
-        for key in {**ours, **theirs}
-        if key[1] == ROUNDED and not (key in ours and key in theirs)
-    ]:
-        (ours if key in ours else theirs).pop(
-            key
-        )  # a format with one copy of a weight lacks nothing
-    for key in count_items(
-        [*dict.fromkeys((*ours, *theirs))], lambda key: (ours.get(key) or theirs[key]).size
-    ):
-        name, kind = key
-        if key not in theirs or key not in ours:
-            yield TensorLine(name, kind, FIRST if key in ours else SECOND)
-        elif ours[key].shape != theirs[key].shape:
-            yield TensorLine(name, kind, SHAPE)
-        else:
-            pair = ours[key], theirs[key]
-            coarse = _common_format(*(held.dtype for held in pair))
-            most = _largest_difference(*pair, coarse)
-            rounded = "" if pair[0].dtype == pair[1].dtype else coarse
-            yield TensorLine(name, kind, DIFFERENT if most else EQUAL, most, rounded)
-
-
-def _comparable_tensors(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
-    for name, held in hub.parameters.items():
-        yield (name, "weight"), held.best
-        if held.master is not None:
-            yield (name, ROUNDED), held.weight
-        yield from (((name, kind), moment) for kind, moment in held.moments.items())
-    yield from (
-        ((name, "weight"), hub.parameters[of].best)
-        for name, of in hub.ties.items()
-        if of in hub.parameters
-    )
-    yield from (
-        ((name, "weight"), held) for name, held in hub.buffers.items()
-    )  # some formats do not tell them apart
-
-
-def _common_format(one: str, other: str) -> str:
-    """Return the number format in which tensors of two formats are compared: the coarser one, as the
-    finer copy has digits that the other cannot have; one that has the numbers of both if each has numbers
-    that the other lacks.
-    """
-    if one in (other, *EXACT.get(other, ())):
-        return one
-    if other in EXACT.get(one, ()):
-        return other
-    kinds = {one[0], other[0]} - {"U", "I"}
-    return "C64" if "C" in kinds else "F64" if kinds & {*"FB"} else "I64"
-
-
-def _largest_difference(one: Lazy, other: Lazy, coarse: str) -> float:
-    """Return the largest difference between corresponding elements, in the number format `coarse`;
-    infinite if exactly one of two elements is NaN, or infinite in its own format.
-    """
-    import torch
-
-    most, step = 0.0, STRIP // WIDTH[one.dtype]
-    for start in range(0, one.count, step):
-        stop = min(one.count, start + step)
-        stored = [held.flat(start, stop) for held in (one, other)]
-        left, right = (held.to(torch_type(coarse)) for held in stored)
-        if one.dtype != other.dtype:
-            finite = [held.double().isfinite() for held in stored]
-            most = most if torch.equal(*finite) else float("inf")
-        # Bytes, so that NaNs of the same bits are equal.
-        differ = (left.view(torch.uint8) != right.view(torch.uint8)).view(stop - start, -1).any(1)
-        if differ.any():
-            gap = (left[differ].to(torch.complex128) - right[differ].to(torch.complex128)).abs()
-            # Whole numbers may be one double; and 0.0 and -0.0 differ, though their distance is 0.
-            least = 5e-324 if coarse in (*FLOATING, "C64") else 1.0
-            most = max(most, float(gap.nan_to_num(nan=float("inf")).max()) or least)
-    return most
 
 
 def _tell_lines(

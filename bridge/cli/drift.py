@@ -7,16 +7,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bridge.api.access import limit_access
+from bridge.api.convert import format_for
+from bridge.api.read import dialect_of, document_of, read_as, release_of
+from bridge.api.source import STDIN
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.file_search import STDIN
-from bridge.cli.job import Job
-from bridge.cli.read_job import answer_job, dialect_of, document_of, read_as, release_of
-from bridge.cli.terminal import console, content, print_json
-from bridge.cli.translate_job import format_for
-from bridge.cli.write_outputs import file_of, not_over_input, place_files
+from bridge.cli.convert import file_of
+from bridge.cli.job import Job, answer
+from bridge.cli.terminal import content, print_json
 from bridge.errors import TranslationError
 from bridge.report import as_json, drift_as_text
+from bridge.report.console import console
 from bridge.translation.drift import Drift, drift as compare
+from bridge.translation.write_outputs import not_over_input, place_files
 
 
 def drift(job: Job, to_version: str | None, output: Path | None, force: bool = False) -> int:
@@ -40,7 +43,8 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
         _print_drift(job, comparison, output)
         return as_json.exit_of((*comparison.changes, *comparison.remarks), job.threshold)
 
-    return answer_job(job, work)
+    with answer(job), limit_access(job):
+        return work()
 
 
 def _write_drift(job: Job, drift: Drift, output: Path, force: bool) -> None:
@@ -50,7 +54,7 @@ def _write_drift(job: Job, drift: Drift, output: Path, force: bool) -> None:
         )
     dialect = drift.before.dialect
     texts = dialect.files(dialect.render(drift.migrated, format_for(dialect, output)), output)
-    not_over_input(job, texts)
+    not_over_input(job.file, texts)
     place_files(texts, output, force, "without -o the new file is printed and nothing is written")
 
 

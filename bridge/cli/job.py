@@ -1,50 +1,29 @@
-"""The input of a command: FILE and the options for reading it."""
+"""The input of a command: FILE, the options for reading it, and what the command makes of findings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from bridge.cli.pairs import split_pair
+from bridge.api.source import Source
 from bridge.errors import BridgeError, nearest
 from bridge.stack.effects import Effect
 
 
 @dataclass(frozen=True)
-class Job:
-    """The file to read, and the options for reading it.
+class Job(Source):
+    """The file of a command, as a source.
 
-    A `loose` job is one of several jobs with the same options, so options that the stack of its file
-    does not have are left out.
-    `text` is the content of the file, or None before the file is opened. `typed` are the options that
-    the command line gives, by field; `lent` are fields that only the project's settings give, which
-    are left out as well if the stack does not have them.
+    `typed` are the options that the command line gives, by field. With `json` the command prints an object,
+    and `fail_on` names the least effect that changes its exit code.
     """
 
-    file: str
-    dialect: str | None = None
-    version: str | None = None
-    world_size: int | None = None
-    lenient: bool = False
-    nearest: bool = False
     json: bool = False
-    auto: Sequence[str] = ()
-    auto_from: Sequence[str] = ()
-    model: Path | None = None
-    open_auto: bool = False
-    code: Sequence[str] = ()
-    env: Sequence[str] = ()
-    launch: int | None = None
     fail_on: str | None = None
-    allow: Sequence[str] = ()
-    loose: bool = False
-    text: str | None = None
     typed: Mapping[str, Any] = field(default_factory=dict)
-    lent: Sequence[str] = ()
 
     def of(self, file: str, settings: Mapping[str, Any]) -> Job:
         """Return the job for a file for which the project has `settings`, by the names of options.
@@ -66,46 +45,26 @@ class Job:
         return replace(self, file=file, lent=lent, **{**before, **self.typed, **lists})
 
     @property
-    def file_name(self) -> str:
-        """The name of the file; empty for standard input."""
-        return "" if self.file == "-" else self.file
-
-    @property
-    def settings_of_options(self) -> dict[str, dict[str, Any]]:
-        """Settings that options give, by the argument of `Dialect.read` that takes them."""
-        option_values = _import_option_values()
-        settings: dict[str, Any] = {
-            "auto": option_values.parse_pairs(self.auto, "--auto"),
-            "code": option_values.nest_settings(option_values.parse_pairs(self.code, "--code")),
-            "trainer": option_values.trainer_arguments(
-                [words for words in self.auto_from if words not in self.launchers]
-            ),
-            "model": option_values.model_sizes(self.model) if self.model else {},
-            "open_auto": self.open_auto,
-        }
-        return {keyword: values for keyword, values in settings.items() if values}
-
-    @cached_property
-    def launchers(self) -> tuple[str, ...]:
-        """Files of --auto-from that are no arguments, but configs of a program that starts the run."""
-        return tuple(filter(_import_option_values().is_launcher, self.auto_from))
-
-    @property
-    def outside(self) -> dict[str, str]:
-        """Environment of a launch script, from --env."""
-        return dict(split_pair(pair, "--env") for pair in self.env)
-
-    @property
     def threshold(self) -> Effect:
         """The least effect of a finding that changes the exit code."""
         return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
 
 
-def _import_option_values() -> ModuleType:
-    # What only prints help reads no values.
-    from bridge.cli import option_values
+@contextmanager
+def answer(job: Job) -> Iterator[None]:
+    """Context in which a command does its work; with --json an error is printed as an object too."""
+    from bridge.cli.terminal import note
+    from bridge.stack import registry  # not for what only prints help
 
-    return option_values
+    try:
+        # A wrong --fail-on is said before anything is read or written.
+        _ = job.threshold
+        for fault in registry.faults():
+            note(f"note: {fault}")
+        yield
+    except BridgeError as error:
+        error.as_object = job.json
+        raise
 
 
 def effect_named(words: str, option: str = "--fail-on") -> Effect:
@@ -123,20 +82,6 @@ def effect_named(words: str, option: str = "--fail-on") -> Effect:
 
 FIELDS = {"from": "dialect", "from-version": "version", "allow-path": "allow"}
 """Fields of a `Job`, by the name of the option that sets them, where the two names differ."""
-OPTIONS = {"trainer": "auto-from"}
-"""Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The options for sizes. `model` is the preset, file or folder that states the model's sizes.
-
-    `given` are the sizes from the command line by field name, and `micro` is the microbatch size.
-    """
-
-    model: str
-    given: Mapping[str, int | bool | None]
-    micro: int | None
 
 
 @dataclass(frozen=True)

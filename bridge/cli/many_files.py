@@ -9,17 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge.cli.file_search import at_hand, expand_names, limit_access
+from bridge.cli.file_search import expand_names
 from bridge.cli.job import Job
 from bridge.cli.patterns import refuse_strange
-from bridge.cli.project_settings import project
-from bridge.cli.terminal import complain, console, print_json, say
+from bridge.cli.project_settings import apply_project_settings, project
+from bridge.cli.terminal import complain, print_json, say
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
 from bridge.files import read_text, write_text
+from bridge.files.progress import count_items
 from bridge.report import as_text
 from bridge.report.as_json import exit_of
+from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.report.row_choice import View
 from bridge.report.sarif import (
@@ -34,6 +36,10 @@ from bridge.report.sarif import (
 )
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
+from bridge.stack.rules import How
+
+if TYPE_CHECKING:
+    from bridge.api.convert import Converted
 
 TEXT, JSON = "text", "json"
 
@@ -116,6 +122,13 @@ class Looked:
     findings: tuple[Finding, ...] = ()
     problems: tuple[str, ...] = ()
     stranger: bool = False
+    converted: Converted | None = None
+
+    @property
+    def conversion(self) -> Converted:
+        """The conversion of the file, which was converted."""
+        assert self.converted is not None
+        return self.converted
 
     def exit(self, job: Job) -> Exit:
         """Return the exit code for this file."""
@@ -134,31 +147,38 @@ class Looked:
         """The records of this file: its problems if the file is refused, else its findings."""
         if self.config is None:
             return list(refusals(self.problems, self.file))
-        return [record(finding, self.file, self.config.dialect.name) for finding in self.findings]
+        # A default of the target belongs to no setting of the source, so its help is that of the target.
+        target = self.converted.result.config if self.converted else self.config
+        return [
+            record(
+                one, self.file, (target if one.how is How.DEFAULTED else self.config).dialect.name
+            )
+            for one in self.findings
+        ]
 
 
-def look_at_file(
-    job: Job, gate: Gate, is_named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]
-) -> Looked:
-    """Return the result of `read` for one file.
+def look_at_files(
+    job: Job,
+    files: Sequence[tuple[str, bool]],
+    work: Callable[[Job], Looked],
+    tell: Callable[[Looked], None] = lambda found: None,
+) -> list[Looked]:
+    """Return the result of `work` for each file, with the project's settings for it. `tell` gets each result.
 
     If no stack recognises a file that the user did not name (a folder or pattern did), the result
     is marked as `stranger`.
     """
-    try:
-        with at_hand(job.file) as place:
-            here = replace(job, file=place)
-            with limit_access(here):
-                config, findings = read(here)
-    except UnrecognisedError as error:
-        return (
-            Looked(job.file, problems=error.problems)
-            if is_named
-            else Looked(job.file, stranger=True)
-        )
-    except BridgeError as error:
-        return Looked(job.file, problems=error.problems)
-    return Looked(job.file, config, gate.choice.of(findings, job.file))
+    found = list[Looked]()
+    for file, is_named in count_items(files):
+        one = apply_project_settings(job, file)
+        try:
+            found.append(work(one))
+        except BridgeError as error:
+            stranger = not is_named and isinstance(error, UnrecognisedError)
+            problems = () if stranger else error.problems
+            found.append(Looked(file, problems=problems, stranger=stranger))
+        tell(found[-1])
+    return found
 
 
 def worst_code(codes: Iterable[int]) -> int:

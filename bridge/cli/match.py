@@ -6,19 +6,22 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from bridge.api.access import limit_access
+from bridge.api.read import CONFIG, document_of, read_config
+from bridge.api.source import Source
 from bridge.cli.budget import stay_within_limits
-from bridge.cli.folder import CONFIG
-from bridge.cli.job import Job
+from bridge.cli.job import Job, answer
 from bridge.cli.many_files import Gate
-from bridge.cli.read_job import answer_job, document_of, read_job
-from bridge.cli.terminal import console, print_json, say
+from bridge.cli.terminal import print_json, say
 from bridge.files.shown import show_value
 from bridge.report import as_json, as_text
+from bridge.report.console import console
 from bridge.report.row_choice import View
+from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.translation.match import Match, match as compare
 
@@ -30,7 +33,7 @@ def match(job: Job, model: str, view: View, gate: Gate) -> int:
 
     @stay_within_limits()
     def work() -> int:
-        launch, other = read_job(job), _read_model(place)
+        launch, other = read_config(job), _read_model(place)
         found = compare(launch, other)
         findings = gate.choice.of(found.findings, job.file)
         code = as_json.exit_of(findings, job.threshold)
@@ -50,18 +53,18 @@ def match(job: Job, model: str, view: View, gate: Gate) -> int:
                 say(f"  {' '.join(_words(found, launch))}")
         return code
 
-    return answer_job(job, work)
+    with answer(job), limit_access(job):
+        return work()
 
 
 def _read_model(place: str) -> Config:
     """Return the config of the model; of a model with several parts, that of its text decoder."""
-    job = Job(place)
-    data = document_of(job).data
-    inner = data.get("text_config") if isinstance(data, Mapping) else None
-    if not isinstance(inner, Mapping) or "model_type" not in inner:
-        return read_job(job)
+    model = Source(place)
+    inner = registry.find_text_decoder(document_of(model).data)
+    if inner is None:
+        return read_config(model)
     # The lines of a part by itself are not those of the file.
-    return replace(read_job(replace(job, text=json.dumps(inner))), origins={})
+    return replace(read_config(replace(model, text=json.dumps(inner))), origins={})
 
 
 def _verdict(found: Match) -> str:

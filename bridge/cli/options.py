@@ -465,7 +465,7 @@ def reads_file(
                 )
                 arguments["view"] = View(**{**view_values, "only": only})
             if sizing:
-                from bridge.cli.layout import sizes_of
+                from bridge.api.layout import sizes_of
 
                 arguments["sizes"] = sizes_of(
                     **{field: arguments.pop(name) for name, (field, _, _) in sizing.items()}

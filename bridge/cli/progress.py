@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
+from bridge.cli.terminal import note
 from bridge.files.progress import listening
 
 FIRST = 2.0
@@ -95,3 +97,66 @@ def time_to_go(seconds: float, count: float, total: float) -> str:
         if rest < 3600
         else f"{rest // 3600} h {rest % 3600 // 60:02} min"
     )
+
+
+class ProgressPrinter:
+    """Prints the notes and the progress of ranks on stderr."""
+
+    def __init__(self, what: str = "the runs") -> None:
+        self.what = what
+        self.meter: Meter | None = None
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Print a message of the first rank: a note, or its progress."""
+        if "at" in message:
+            self.meter = self.meter or Meter(self.what)
+            self.meter(*message["at"])
+        elif self.meter:
+            self.meter.clear()
+        if "note" in message:
+            note(f"  {message['note']}")
+
+
+@contextmanager
+def end_orderly() -> Iterator[None]:
+    """Context in which SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files
+    removed.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = None
+    with suppress(ValueError):  # only the main thread may say what signals do
+        before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+class Progress:
+    """Prints the progress of writing on stderr."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.before = total, 0, 0
+        self.began = self.told = time.monotonic()
+        self.pace = Pace()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the writing began."""
+        return time.monotonic() - self.began
+
+    def add_bytes(self, count: int, fresh: bool = True) -> None:
+        """Add `count` bytes to the progress. This conversion wrote them if `fresh`, else an earlier one."""
+        self.done += count
+        self.before += 0 if fresh else count
+        # What an earlier, killed conversion wrote is found at once: it is no measure of the speed.
+        new = self.done - self.before
+        rest = self.pace.rest(new, new + self.total - self.done) if new else ""
+        pause = OFTEN if self.told > self.began else FIRST
+        if rest and time.monotonic() - self.told > pause:
+            self.told = time.monotonic()
+            note(f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest}")

@@ -6,9 +6,10 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from bridge.cli.file_search import GIT, STDIN
+from bridge.api.source import STDIN
 from bridge.cli.job import Job
 from bridge.files import read_text
+from bridge.files.commits import GIT
 from bridge.files.project import Project, project_of
 
 FILE = "pyproject.toml"

@@ -9,13 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.budget import stay_within_limits
-from bridge.cli.file_search import limit_access
-from bridge.cli.job import Job
-from bridge.cli.many_files import OPEN, Gate
-from bridge.cli.read_job import (
+from bridge.api.access import limit_access
+from bridge.api.read import (
     HOST_FILE,
-    answer_job,
     dialect_of,
     document_of,
     place_of,
@@ -23,10 +19,14 @@ from bridge.cli.read_job import (
     release_of,
     start_document,
 )
-from bridge.cli.terminal import console, print_json
+from bridge.cli.budget import stay_within_limits
+from bridge.cli.job import Job, answer
+from bridge.cli.many_files import OPEN, Gate
+from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError, ConfigError
 from bridge.files import Document, Script, parse, read_text
 from bridge.report import as_json, as_text
+from bridge.report.console import console
 from bridge.report.row_choice import USUAL, View
 from bridge.report.sarif import FORMATS, REFUSED, record
 from bridge.stack import registry
@@ -63,7 +63,8 @@ def resolve(
             as_text.resolution_text(found, findings, out, view, run.file_name)
         return code
 
-    return answer_job(job, work)
+    with answer(job), limit_access(job):
+        return work()
 
 
 def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from bridge.cli.terminal import console
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.files.shown import show_value
 from bridge.plan.section import fields
 from bridge.report import json_types
+from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
 from bridge.stack import registry

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.progress import show_progress
 from bridge.cli.project_settings import FILE as PROJECT, project
-from bridge.cli.terminal import console, print_json, say
+from bridge.cli.terminal import print_json, say
 from bridge.errors import BridgeError, nearest
 from bridge.files import write_all, write_text
 from bridge.files.printable import clean
 from bridge.report import json_types
+from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
 from bridge.stack.extras import install_command, need_engine

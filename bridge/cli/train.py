@@ -14,15 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.file_search import limit_access
-from bridge.cli.folder import is_folder, model_in
+from bridge.api.access import limit_access
+from bridge.api.read import is_folder, model_in, read_config
 from bridge.cli.job import Job
-from bridge.cli.read_job import read_job
 from bridge.cli.terminal import note, print_json, say
-from bridge.cli.under_launcher import end_process
 from bridge.engine.backends import backends, opener
 from bridge.engine.choose import choose
-from bridge.engine.environment import detect, find_dead_ranks, neighbours
+from bridge.engine.environment import detect, end_process, find_dead_ranks, neighbours
 from bridge.engine.fields import check
 from bridge.engine.fit import fit
 from bridge.engine.interface import MICRO, Workload
@@ -331,13 +329,13 @@ def _read_for_ranks(job: Job, world: int, fit: bool) -> Config:
     numbers that fit.
     """
     if job.world_size is not None or fit:
-        return read_job(job)
+        return read_config(job)
     try:
         # With the ranks that are here, the stack works the batch out as it will at the start.
-        return read_job(replace(job, world_size=world))
+        return read_config(replace(job, world_size=world))
     except BridgeError as error:
         try:
-            return read_job(job)
+            return read_config(job)
         except BridgeError:
             raise error from None
 

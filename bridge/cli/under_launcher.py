@@ -123,15 +123,3 @@ def _write_error_file(problems: Sequence[str]) -> None:
     record = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
     with suppress(OSError), open(place, "w", encoding="utf-8") as file:
         json.dump({"message": record}, file)
-
-
-def end_process(world: int) -> None:
-    """End the process of a rank at once, after all output is written and the process group is left.
-
-    Otherwise threads of gloo could abort the process at interpreter exit, and the launcher would
-    report a failed job.
-    """
-    if world > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -174,3 +175,15 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
             f"{name}: found {text!r}, expected a whole number; start with torchrun or deepspeed"
         )
     return int(text)
+
+
+def end_process(world: int) -> None:
+    """End the process of a rank at once, after all output is written and the process group is left.
+
+    Otherwise threads of gloo could abort the process at interpreter exit, and the launcher would
+    report a failed job.
+    """
+    if world > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

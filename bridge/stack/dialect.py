@@ -558,9 +558,11 @@ class Dialect(Reader, Writer, Checker):
         Raises `ConfigError` for a number that is infinite, not a number, or beyond 64 bits.
         """
         ConfigError.raise_if(
-            f"{path}: {flaw}"
-            for path, value in reading.given.items()
-            for flaw in _out_of_range(value)
+            [
+                f"{path}: {flaw}"
+                for path, value in reading.given.items()
+                for flaw in _out_of_range(value)
+            ]
         )
         findings = reading.findings
         if world_size:  # whoever gives it has answered what the source does not say

@@ -151,6 +151,13 @@ def name_lookalike(name: str, data: Any) -> str:
     return str(module.name_lookalike(data)) if hasattr(module, "name_lookalike") else ""
 
 
+def find_text_decoder(data: Any) -> Mapping[str, Any] | None:
+    """Return the config of the text decoder in parsed `data`, a model's config with several parts; None if it has none."""
+    modules = (import_module(f"{PACKAGE}.{name}.recognition") for name in OWN)
+    found = (one.find_text_decoder(data) for one in modules if hasattr(one, "find_text_decoder"))
+    return next(filter(None, found), None)
+
+
 def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the score of each candidate for parsed `data`, and the problems of candidates that
     cannot be imported.

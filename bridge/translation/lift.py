@@ -60,7 +60,7 @@ def meaning_of(config: Config) -> Meaning:
         decides = config.dialect.decides
         told = meaning_of(config.caller).items()
         ours |= {path: value for path, value in told if not path.startswith(decides)}
-    ConfigError.raise_if(_beyond(ours))
+    ConfigError.raise_if([*_beyond(ours)])
     return Meaning((path, value) for path, value in ours.items() if value is not None)
 
 

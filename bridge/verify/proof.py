@@ -31,8 +31,6 @@ from bridge.verify.measure import (
 from bridge.verify.size import TWO, here
 
 NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
-WEIGHTLESS = ("safetensors", "bin")
-"""Names of formats that hold no state of an optimizer, so that no run can resume from them."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from bridge.plan.families.refusals import (
     find_unread_keys,
     keys_below,
 )
-from bridge.stack.checks import Check, Checks, Remark, Seen, report_remarks
+from bridge.stack.check_tables import Checks, report_remarks
+from bridge.stack.checks import Check, Remark, Seen
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.requirements import is_given

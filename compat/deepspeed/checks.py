@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bridge.errors import nearest
-from bridge.stack.checks import Check, Checks, Remark, report_remarks
-from bridge.stack.dialect import Config
-from bridge.stack.findings import Finding
+from bridge.stack.check_tables import Checks
+from bridge.stack.checks import Check, Remark
 from bridge.stack.rules import Effect
 from compat.deepspeed.batch import ranks
 from compat.deepspeed.checks_view import (
@@ -710,18 +709,13 @@ DeepSpeed's code that ignores the setting or gets it wrong.
 """
 
 
-def inspect(config: Config) -> Iterator[Finding]:
-    """Yield findings about settings in a config that DeepSpeed ignores or gets wrong."""
-    view = Seen(config.effective, config.given, config.context)
-    yield from CHECKS.remarks(view, config.origins)
-    for remarks in (
-        _find_strange_types(view),
-        _old_names(view),
-        _find_wrong_arguments(view),
-        _find_assumed_world(view),
-        _find_shared_samples(view),
-    ):
-        yield from report_remarks(remarks, view, config.origins)
+def find_remarks(view: Seen) -> Iterator[Remark]:
+    """Yield remarks on settings that DeepSpeed ignores or gets wrong, where no row of a table can say so."""
+    yield from _find_strange_types(view)
+    yield from _old_names(view)
+    yield from _find_wrong_arguments(view)
+    yield from _find_assumed_world(view)
+    yield from _find_shared_samples(view)
 
 
 def _find_strange_types(view: Seen) -> Iterator[Remark]:

@@ -8,13 +8,15 @@ from typing import Any, ClassVar
 
 from bridge.files import Document, Original
 from bridge.plan.section import Values, fields
+from bridge.stack.check_tables import report_remarks
 from bridge.stack.dialect import Config, Program, Reading, Written
 from bridge.stack.findings import Finding
 from bridge.stack.packaged_dialect import PackagedDialect
 from bridge.stack.rules import Effect, How
 from bridge.stack.sources import NO_SOURCES, Placed, Unheard
 from compat.deepspeed import code, formats, scripts
-from compat.deepspeed.checks import inspect
+from compat.deepspeed.checks import CHECKS, find_remarks
+from compat.deepspeed.checks_view import Seen
 from compat.deepspeed.code import script
 from compat.deepspeed.editors import schema
 from compat.deepspeed.effective import effective
@@ -167,7 +169,10 @@ class DeepSpeedDialect(PackagedDialect):
         paths = {one.path for one in config.remarks if one.path == "scheduler.type"}
         # So does what an argument of the Trainer asked for.
         paths |= {one.path for one in config.sources.claims} & {"gradient_clipping"}
-        findings = tuple(one for one in inspect(config) if one.path not in paths)
+        view = Seen(config.effective, config.given, config.context)
+        remarks = report_remarks(find_remarks(view), view, config.origins)
+        every = (*CHECKS.remarks(view, config.origins), *remarks)
+        findings = tuple(one for one in every if one.path not in paths)
         alone = config.entry == PARTIAL and config.sources == NO_SOURCES
         if alone and config.effective.get(BATCH) is None:
             message = (

@@ -24,7 +24,7 @@ from compat.deepspeed.checks_view import (
     Seen,
     form_of,
 )
-from compat.deepspeed.refusals import MODEL_INFO, refuse_combinations
+from compat.deepspeed.refusals import MODEL_INFO, REFUSALS, refuse_combinations
 from compat.deepspeed.releases import Release, optional_section, release
 from compat.deepspeed.value_types import typed
 
@@ -54,8 +54,10 @@ def effective(
     # The checks below compute with the values, so keys and types have to be right first.
     ConfigError.raise_if(problems)
     values = _fill_defaults(settings, at)
+    view = Seen(values, settings, Context(version, world_size))
     problems += [
-        *refuse_combinations(Seen(values, settings, Context(version, world_size)), later),
+        *REFUSALS.refusal_lines(view),
+        *refuse_combinations(view, later),
         *check_mesh(values, world_size),
     ]
     if not (partial and settings.get(TOTAL) is None and settings.get(MICRO) is None):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bridge.errors import nearest
-from bridge.stack.checks import Check, Checks
+from bridge.stack.check_tables import Checks
+from bridge.stack.checks import Check
 from bridge.stack.rules import Effect
 from compat.deepspeed.checks_view import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Seen, form_of
 from compat.deepspeed.releases import RELEASES, Release
@@ -322,10 +323,9 @@ DeepSpeed's code that refuses the combination.
 
 
 def refuse_combinations(view: Seen, later: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield a message for every combination in the config that DeepSpeed refuses. Keys of `later` are
-    still filled in.
+    """Yield a message for every combination that DeepSpeed refuses and no row of `REFUSALS` has. Keys of `later`
+    are still filled in.
     """
-    yield from REFUSALS.refusal_lines(view)
     yield from _find_twice(view)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
     for name in view.given.get("autotuning.model_info") or ():

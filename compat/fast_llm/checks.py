@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import ceil
 
 from bridge.plan.section import Values
-from bridge.stack.checks import Check, Checks, Remark, Seen, report_remarks
+from bridge.stack.check_tables import Checks, report_remarks
+from bridge.stack.checks import Check, Remark, Seen
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect

@@ -8,7 +8,8 @@ from typing import Any
 
 from bridge.plan.families import NULL
 from bridge.plan.families.refusals import REFUSALS, STRICT, find_refused_values, keys_below
-from bridge.stack.checks import Check, Checks, Seen, report_remarks
+from bridge.stack.check_tables import Checks, report_remarks
+from bridge.stack.checks import Check, Seen
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding
 from bridge.stack.releases import Releases

@@ -23,3 +23,9 @@ def score(data: Any) -> int:
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         return 0
     return 3 + sum(name in data for name in MARKS)
+
+
+def find_text_decoder(data: Any) -> Mapping[str, Any] | None:
+    """Return the config of the text decoder in that of a model with several parts; None if `data` has none."""
+    inner = data.get("text_config") if isinstance(data, Mapping) else None
+    return inner if isinstance(inner, Mapping) and "model_type" in inner else None

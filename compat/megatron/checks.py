@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.stack.checks import Check, Checks, Condition, Seen
+from bridge.stack.check_tables import Checks
+from bridge.stack.checks import Check, Condition, Seen
 from bridge.stack.rules import Effect
+from compat.megatron.arguments.namespace import Namespace
 from compat.megatron.arguments.sizes import decoder_size, encoder_size, expert_size
-from compat.megatron.arguments.steps import Namespace
 from compat.megatron.habits import MASKING, RESET, uses_mask
 from compat.megatron.patterns import values_as_list
 from compat.megatron.releases import MAIN, RELEASES

@@ -22,7 +22,8 @@ from bridge.stack.setting_renames import Move
 from bridge.translation.lift import lift, lower
 from compat.megatron import arguments, formats, live, objects, options, sections
 from compat.megatron.arguments import smallest_world_size
-from compat.megatron.arguments.steps import Namespace, run
+from compat.megatron.arguments.evaluation import run
+from compat.megatron.arguments.namespace import Namespace
 from compat.megatron.checks import CHECKS
 from compat.megatron.environment import environment
 from compat.megatron.formats import format_of, read

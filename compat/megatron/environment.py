@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compat.megatron.arguments.steps import Namespace, Predicate
+from compat.megatron.arguments.namespace import Namespace, Predicate
 from compat.megatron.releases import RELEASES
 
 DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")

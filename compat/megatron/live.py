@@ -17,7 +17,8 @@ from bridge.plan.section import Values, tuples
 from bridge.stack.dialect import Config, Reading
 from bridge.stack.findings import unknown
 from compat.megatron import objects, options, releases
-from compat.megatron.arguments.steps import OPEN, member_name
+from compat.megatron.arguments.evaluation import OPEN
+from compat.megatron.arguments.namespace import member_name
 from compat.megatron.objects import fields
 
 CLASSES = ("TransformerConfig", "ModelParallelConfig")

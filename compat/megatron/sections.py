@@ -16,15 +16,9 @@ from bridge.stack.dialect import Reading
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.rules import Effect
 from compat.megatron import options, releases
-from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
-    check,
-    compute_argument,
-    derive,
-    run,
-    select,
-)
+from compat.megatron.arguments.evaluation import run, select
+from compat.megatron.arguments.namespace import Namespace, Step
+from compat.megatron.arguments.steps import check, compute_argument, derive
 from compat.megatron.arguments.training import feed_forward_width, params_dtype
 from compat.megatron.recognition import CONTAINER, MODEL, PARALLEL, YAML_CFG, kind_of_sections
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from bridge.files.shown import show_value
 from bridge.stack import checks
-from bridge.stack.checks import Check, Checks
+from bridge.stack.check_tables import Checks
+from bridge.stack.checks import Check
 from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect

@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bridge.cli.job import Job
-from bridge.cli.read_job import read_job
+from bridge.api.read import read_config
+from bridge.api.source import Source
 from bridge.errors import BridgeError
 from bridge.translation.match import Match, match
 
@@ -212,7 +212,9 @@ def judge(flags: Flags, model: dict[str, Any], folder: Path) -> Match:
     )
     (folder / "launch.args").write_text(" ".join(words))
     (folder / "config.json").write_text(json.dumps(model))
-    launch, other = (read_job(Job(str(folder / name))) for name in ("launch.args", "config.json"))
+    launch, other = (
+        read_config(Source(str(folder / name))) for name in ("launch.args", "config.json")
+    )
     return match(launch, other)
 
 
@@ -264,7 +266,9 @@ def _fits(found: Match, model: dict[str, Any], folder: Path) -> bool:
     """Whether the launch with the settings that are named has no contradiction left but those that no setting mends."""
     assert found.fixed is not None
     (folder / "fixed.args").write_text(found.fixed.text("flags"))
-    fixed, other = (read_job(Job(str(folder / name))) for name in ("fixed.args", "config.json"))
+    fixed, other = (
+        read_config(Source(str(folder / name))) for name in ("fixed.args", "config.json")
+    )
     left = {row.id for row in match(fixed, other).contradictions}
     return left <= {row.id for row in found.contradictions if not row.about}
 

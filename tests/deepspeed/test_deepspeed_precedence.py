@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, note, settings, strategies as st
 
-from bridge.cli.option_values import model_sizes
+from bridge.api.option_values import model_sizes
 from bridge.errors import ConfigError
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.cli import local
 from bridge.cli.demo import training
 from bridge.errors import BridgeError
+from bridge.verify import local
 
 
 def test_the_demo_trains_and_resumes(planted: Path) -> None:

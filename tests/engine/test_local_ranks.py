@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from bridge.cli import local
 from bridge.engine import comm
 from bridge.engine.interface import Workload
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan.plan import Plan
-from bridge.verify import measure
+from bridge.verify import local, measure
 
 DYING = """
 import os, sys, time

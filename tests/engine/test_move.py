@@ -19,8 +19,12 @@ from checkpoints import Task
 from conftest import Run
 from schemas import problems
 
+from bridge.api import move_target as moving
+from bridge.api.read import read_config
 from bridge.checkpoint import formats, groups, smaller_model
-from bridge.cli import move as moving, run as command
+from bridge.cli import run as command
+from bridge.cli.job import Job
+from bridge.cli.move import move
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task(precision="fp32", level=2)
@@ -190,9 +194,9 @@ def test_a_config_whose_decay_no_group_has_is_named(begun: Path, tmp_path: Path)
     """A checkpoint of which no parameter decays, and the config of a run in which they do."""
     hub = formats.read_checkpoint(begun / "run")
     still = [replace(one, settings={**one.settings, "weight_decay": 0.0}) for one in hub.groups]
-    config = moving.read_job(moving.Job(str(begun / "ds_config.json"), world_size=2))
+    config = read_config(Job(str(begun / "ds_config.json"), world_size=2))
     source = moving.MoveSource(config, replace(hub, groups=tuple(still)), *([None] * 2))  # type: ignore[arg-type]
-    (found,) = moving._find_other_settings(source)
+    (found,) = moving.find_other_settings(source)
     assert (found.path, found.before, found.after) == ("optimizer.weight_decay", 0.1, 0.0)
 
 
@@ -360,7 +364,7 @@ def test_groups_of_parameters_are_proved(run: Run, tmp_path: Path, to: str) -> N
         model=tmp_path / "model",
     )
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
-        moving.move(moving.Job(str(config), world_size=2, json=True), options)
+        move(Job(str(config), world_size=2, json=True), **vars(options))
     found = json.loads(out.getvalue())["proof"]
     assert found["verdict"] == "same" and found["distance"]["loss"] < 1e-6, found
 
@@ -456,7 +460,7 @@ def proved(
         begun / "run", to, output, model=begun / "model", prove=2, most=most
     )
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
-        code = moving.move(moving.Job(str(config), json=True), options)
+        code = move(Job(str(config), json=True), **vars(options))
     return code, json.loads(out.getvalue())["proof"]
 
 
@@ -507,5 +511,5 @@ def test_a_move_is_proved_in_halves(
         model=tmp_path / "model",
     )
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
-        moving.move(moving.Job(str(tmp_path / "other.json"), world_size=2, json=True), options)
+        move(Job(str(tmp_path / "other.json"), world_size=2, json=True), **vars(options))
     assert json.loads(out.getvalue())["proof"]["verdict"] == "same", out.getvalue()

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from test_verify_command import WORDS, ZERO3, ranks_that_say
 
-from bridge.cli import run as stagebridge, verify as command
+from bridge.api import verify as command
+from bridge.cli import run as stagebridge
 
 PIPED = ["verify", "-", *WORDS[2:]]
 Seen = list[tuple[Path, int, int, str]]

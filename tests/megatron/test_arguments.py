@@ -14,7 +14,8 @@ from bridge.errors import ConfigError
 from bridge.stack.checks import Check
 from compat.megatron import objects, releases
 from compat.megatron.arguments import OPEN, TABLE, effective, smallest_world_size
-from compat.megatron.arguments.steps import Namespace, select
+from compat.megatron.arguments.evaluation import select
+from compat.megatron.arguments.namespace import Namespace
 from compat.megatron.environment import environment
 from compat.megatron.strategies import DESCRIBED, HETEROGENEOUS, TEXT
 

@@ -10,17 +10,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.api.convert import files_to_write, sidecar_of, translate_source
 from bridge.cli.job import Job
-from bridge.cli.sidecar import Sidecar
-from bridge.cli.terminal import console
-from bridge.cli.translate_job import files_to_write, sidecar_of, translate_job
 from bridge.errors import SourceError, TranslationError
 from bridge.files import write_all
 from bridge.report import as_json, as_text
+from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.translation.lift import lift
+from bridge.translation.sidecar_beside import Sidecar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,9 @@ def demo(
             **{folder / name: bundled_text(name) for name in ("zero3.json", "args.json")},
         }
     )
-    result = translate_job(_demo_job(folder / LAUNCH), registry.load("deepspeed"), None, Sidecar())
+    result = translate_source(
+        _demo_job(folder / LAUNCH), registry.load("deepspeed"), None, Sidecar()
+    )
     texts = {
         **files_to_write(result, folder / TARGET, with_carry=True),
         folder / "report.json": json.dumps(as_json.as_json(result), indent=2, allow_nan=False)
@@ -67,7 +69,7 @@ def demo(
     as_text.text(result, out, files=tuple(texts))
     # From the files, as a user would: what was not written cannot come back.
     there = _demo_job(folder / TARGET)
-    back = translate_job(there, result.source.dialect, result.source.version, sidecar_of(there))
+    back = translate_source(there, result.source.dialect, result.source.version, sidecar_of(there))
     write_all(files_to_write(back, folder / BACK, with_carry=False))
     _print_demo(folder, result.source, back.config, out)
     if train:

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bridge.cli.under_launcher import end_process
 from bridge.engine import comm
 from bridge.engine.checkpoint import LATEST
+from bridge.engine.environment import end_process
 from bridge.engine.native import BACKEND as NATIVE
 from bridge.engine.training import Report, Training
 from bridge.plan.plan import Plan

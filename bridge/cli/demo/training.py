@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bridge.cli.local import run_ranks
 from bridge.engine.fit import fit
 from bridge.errors import BridgeError
 from bridge.layout.architecture import PRESETS
 from bridge.plan.plan import Plan
 from bridge.stack.extras import engine_lacks
+from bridge.verify.local import run_ranks
 
 RANKS = 2
 STEPS, MORE = 20, 3

@@ -15,10 +15,12 @@ from compat.megatron.arguments.checkpoint import (
     OPTIMIZER_STEPS,
     SAVING_STEPS,
 )
+from compat.megatron.arguments.evaluation import OPEN, run, select
 from compat.megatron.arguments.experts import EXPERT_STEPS
 from compat.megatron.arguments.heterogeneous import HETEROGENEOUS_STEPS
 from compat.megatron.arguments.hybrid import HYBRID_STEPS, MTP_STEPS
 from compat.megatron.arguments.model import MODEL_STEPS
+from compat.megatron.arguments.namespace import Namespace, Step
 from compat.megatron.arguments.reinforcement import RL_STEPS, samples
 from compat.megatron.arguments.sharding import (
     FSDP_STEPS,
@@ -29,7 +31,6 @@ from compat.megatron.arguments.sharding import (
 )
 from compat.megatron.arguments.sizes import AFTER_SIZES, MSC, SIZE_STEPS, WORLD_STEPS, least
 from compat.megatron.arguments.stages import STAGE_STEPS
-from compat.megatron.arguments.steps import OPEN, Namespace, Step, run, select
 from compat.megatron.arguments.training import PRECISION_STEPS, TRAINING_STEPS
 
 TABLE: tuple[Step, ...] = (

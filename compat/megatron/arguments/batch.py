@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from bridge.stack.checks import excludes, set_
 from compat.megatron.arguments.graph_modules import MODULE_STEPS
+from compat.megatron.arguments.namespace import Namespace, Step
 from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
     any_given,
     check,
     derive,

@@ -5,16 +5,8 @@ of `validate_args`.
 from __future__ import annotations
 
 from bridge.stack.checks import equals, excludes, needs, on, positive, set_
-from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
-    check,
-    derive,
-    inherit,
-    member_name,
-    under,
-    when,
-)
+from compat.megatron.arguments.namespace import Namespace, Step, member_name
+from compat.megatron.arguments.steps import check, derive, inherit, under, when
 from compat.megatron.releases import MAIN
 
 OPTIMIZER = "validate_args: optimizer kinds"

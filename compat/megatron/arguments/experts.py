@@ -6,10 +6,8 @@ from typing import Any
 
 from bridge.stack.checks import above, equals, excludes, needs, on
 from compat.megatron.arguments.batch import SPLIT_PATHS
+from compat.megatron.arguments.namespace import Change, Namespace, Step
 from compat.megatron.arguments.steps import (
-    Change,
-    Namespace,
-    Step,
     absent,
     check,
     compute_argument,

@@ -6,14 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
-    check,
-    compute_argument,
-    derive,
-    member_name,
-)
+from compat.megatron.arguments.namespace import Namespace, Step, member_name
+from compat.megatron.arguments.steps import check, compute_argument, derive
 
 PLACE = "transformer/cuda_graph_config.py: normalize_cuda_graph_modules"
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from compat.megatron.arguments.steps import Namespace, Step, check
+from compat.megatron.arguments.namespace import Namespace, Step
+from compat.megatron.arguments.steps import check
 
 PLACE = "arguments.py: validate_model_config_args_from_heterogeneous_config"
 TEXT = "heterogeneous_layers_config_encoded_json"

@@ -5,17 +5,8 @@ multi-token prediction.
 from __future__ import annotations
 
 from bridge.stack.checks import above, excludes, set_
-from compat.megatron.arguments.steps import (
-    Namespace,
-    Predicate,
-    Step,
-    any_given,
-    check,
-    compute_argument,
-    derive,
-    follow,
-    when,
-)
+from compat.megatron.arguments.namespace import Namespace, Predicate, Step
+from compat.megatron.arguments.steps import any_given, check, compute_argument, derive, follow, when
 from compat.megatron.releases import MAIN
 
 HYBRID = "validate_args: hybrid layer pattern"

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from bridge import limits
 from bridge.stack.checks import Check
-from compat.megatron.arguments.steps import Namespace, check
+from compat.megatron.arguments.namespace import Namespace
+from compat.megatron.arguments.steps import check
 
 KINDS = "EtmL|"
 # In upstream's order: first repeated groups, (tt|)*3, and then repeated single letters, t*3.

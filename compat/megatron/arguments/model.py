@@ -5,8 +5,9 @@ positions and attention.
 from __future__ import annotations
 
 from bridge.stack.checks import equals, excludes, needs, set_
+from compat.megatron.arguments.namespace import Namespace, Predicate, Step
 from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS, dense_shards, expert_shards
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
+from compat.megatron.arguments.steps import check, derive, when
 
 RECOMPUTE = "validate_args: activation recomputing"
 SEQUENCE = "validate_args: sequence parallelism"

@@ -5,7 +5,8 @@ cache, sample counts.
 from __future__ import annotations
 
 from bridge.stack.checks import on
-from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, under
+from compat.megatron.arguments.namespace import Namespace, Step
+from compat.megatron.arguments.steps import check, compute_argument, derive, under
 from compat.megatron.releases import MAIN
 
 RL = "validate_args: perform_rl_step"

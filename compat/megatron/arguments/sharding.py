@@ -5,16 +5,8 @@ fp8 and fp4 parameters.
 from __future__ import annotations
 
 from bridge.stack.checks import excludes, needs, on
-from compat.megatron.arguments.steps import (
-    Change,
-    Namespace,
-    Predicate,
-    Step,
-    check,
-    derive,
-    under,
-    when,
-)
+from compat.megatron.arguments.namespace import Change, Namespace, Predicate, Step
+from compat.megatron.arguments.steps import check, derive, under, when
 from compat.megatron.releases import MAIN
 
 GATHER = "validate_args: overlap_param_gather"

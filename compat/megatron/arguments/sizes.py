@@ -7,9 +7,8 @@ from __future__ import annotations
 from math import lcm, prod
 
 from bridge.stack.checks import Check, excludes, needs, one_of, positive, set_
+from compat.megatron.arguments.namespace import Namespace, Step, member_name
 from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
     any_given,
     check,
     compute_argument,
@@ -17,7 +16,6 @@ from compat.megatron.arguments.steps import (
     drop,
     follow,
     inherit,
-    member_name,
     when,
 )
 

@@ -5,7 +5,8 @@ interleaving.
 from __future__ import annotations
 
 from compat.megatron.arguments import layout
-from compat.megatron.arguments.steps import Namespace, Step, any_given, check, derive, when
+from compat.megatron.arguments.namespace import Namespace, Step
+from compat.megatron.arguments.steps import any_given, check, derive, when
 
 STAGES = "validate_args: virtual pipeline"
 WAYS = (

@@ -4,73 +4,14 @@ Megatron release does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from bridge.errors import ConfigError
 from bridge.stack.checks import Check
 from bridge.stack.rules import Effect
-from compat.megatron.releases import RELEASES
-
-OPEN = frozenset(
-    (
-        "num_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "max_position_embeddings",
-        "seq_length",
-        "micro_batch_size",
-        "world_size",
-    )
-)
-"""Names of values that a partial config may leave open. Checks and derivations that need an open
-value are skipped.
-"""
-
-
-class Namespace:
-    """Argument values as attributes, as in upstream's code; a name that a release lacks is None."""
-
-    def __init__(self, *values: Mapping[str, Any]) -> None:
-        for more in values:
-            self.__dict__.update(more)
-
-    def __getattr__(self, name: str) -> Any:
-        # Called only for names that are not in __dict__. The table holds the checks of all
-        # releases, and one that reads an argument of another release must then find it unset
-        # instead of ending with AttributeError.
-        return None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__[name] = value
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-
-Predicate = Callable[[Namespace], object]
-Change = Callable[[Namespace], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Derivation:
-    """A statement that sets values from others, in releases [since, until).
-
-    The statement is skipped if a value in `needs` is not known.
-
-    `place` names the upstream function and statement that the row stands for.
-    """
-
-    place: str
-    change: Change
-    since: str = ""
-    until: str = ""
-    needs: tuple[str, ...] = ()
-
-
-Step = Check | Derivation
-"""A check or a derivation. It stands for one statement of Megatron's function."""
+from compat.megatron.arguments.evaluation import hold_both, set_argument, set_constants
+from compat.megatron.arguments.namespace import Change, Derivation, Namespace, Predicate
 
 
 def check(
@@ -112,7 +53,7 @@ def under(
     ) -> Check:
         return check(
             place,
-            lambda a: condition(a) and fails(a),
+            partial(hold_both, condition, fails),
             problem,
             since=since,
             until=until,
@@ -128,45 +69,6 @@ def derive(
 ) -> Derivation:
     """Return a derivation whose `change` computes values from others."""
     return Derivation(place, change, since, until, needs)
-
-
-def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
-    """Return the checks and derivations of `table` that the release has, in order."""
-    return RELEASES.having(version, table)
-
-
-def run(steps: Iterable[Step], values: Namespace) -> None:
-    """Run all checks and derivations in order on `values`. Raises one `ConfigError` with every
-    problem found.
-
-    Upstream stops at the first refusal. Here later rows run too, so that a user sees all problems
-    at once. A value of `OPEN` that a row with `last` refuses counts as unknown from then on,
-    because later rows divide by it. If a row with `last` refuses any other value, no further rows
-    run. The only exceptions are rows with `last` that directly follow and have the same `place`.
-    """
-    problems: list[str] = []
-    stop = ""  # the statement at which Megatron stops
-    arguments = values.__dict__
-    for step in steps:
-        if stop and not (isinstance(step, Check) and step.last and step.place == stop):
-            break
-        # `get`, because a name that the release lacks is as unknown as one that is None.
-        if step.needs and None in map(arguments.get, step.needs):
-            continue
-        if isinstance(step, Derivation):
-            step.change(values)
-        elif step.when(values):
-            problems.append(f"{step.path}: {step.says(arguments)}")
-            if step.last and step.path in OPEN:
-                setattr(values, step.path, None)
-            elif step.last:
-                stop = step.place
-    ConfigError.raise_if(problems)
-
-
-def member_name(value: Any) -> str:
-    """Return the name of an enumeration's member, without the name of the enumeration before it."""
-    return str(value).rpartition(".")[2]
 
 
 def any_given(*names: str) -> Callable[[Namespace], bool]:
@@ -198,12 +100,7 @@ def compute_argument(
     name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None
 ) -> Change:
     """Return a change that computes `name` from the other values, if `condition` holds."""
-
-    def change(values: Namespace) -> None:
-        if condition is None or condition(values):
-            setattr(values, name, value(values))
-
-    return change
+    return partial(set_argument, name, value, condition)
 
 
 def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
@@ -213,12 +110,7 @@ def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
 
 def when(condition: Predicate, **constants: Any) -> Change:
     """Return a change that sets names to fixed values if `condition` holds."""
-
-    def change(values: Namespace) -> None:
-        if condition(values):
-            values.__dict__.update(constants)
-
-    return change
+    return partial(set_constants, condition, constants)
 
 
 def follow(name: str, source: str) -> Change:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from bridge.stack.checks import excludes, needs, one_of, positive, set_
+from compat.megatron.arguments.namespace import Change, Namespace, Predicate, Step, member_name
 from compat.megatron.arguments.steps import (
-    Change,
-    Namespace,
-    Predicate,
-    Step,
     any_given,
     assign,
     check,
     compute_argument,
     derive,
     fallback,
-    member_name,
     when,
 )
 from compat.megatron.releases import MAIN

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from bridge.stack.checks import excludes, set_
 from compat.megatron import releases
-from compat.megatron.arguments.steps import OPEN, Derivation, Namespace, Step, check, run, select
+from compat.megatron.arguments.evaluation import OPEN, run, select
+from compat.megatron.arguments.namespace import Derivation, Namespace, Step
 from compat.megatron.objects.experts import (
     DISPATCH_STEPS,
     EXPERT_STEPS,
@@ -33,6 +33,7 @@ from compat.megatron.objects.sharding import DDP_STEPS, OPTIMIZER_STEPS
 from compat.megatron.objects.transformer import (
     ACTIVATION_STEPS,
     ATTENTION_STEPS,
+    BEFORE,
     LAST_STEPS,
     LATENT_STEPS,
     OFFLOAD_STEPS,
@@ -59,29 +60,6 @@ TRANSFORMER_STEPS: tuple[Step, ...] = (
 )
 """All statements of `__post_init__` of TransformerConfig and its parent, in upstream's order."""
 
-FACTORY = "core_transformer_config_from_args"
-BEFORE = (
-    excludes("squared_relu", "swiglu", FACTORY),
-    check(
-        FACTORY,
-        lambda a: a.quick_geglu and a.swiglu and not a.squared_relu,
-        "quick_geglu: found with swiglu; keep one of them",
-    ),
-    check(
-        FACTORY,
-        lambda a: a.rope_type not in (None, "rope") and not a.multi_latent_attention,
-        "rope_type: found {rope_type} without multi_latent_attention; drop --rope-type",
-        name="found-another-than-rope-without",
-    ),
-    check(
-        FACTORY,
-        lambda a: a.init_method_xavier_uniform,
-        "init_method_xavier_uniform: found true; a defect of every release ends the run there"
-        " (TypeError: no field scaled_init_method); drop --init-method-xavier-uniform",
-    ),
-    excludes(set_("heterogeneous_layers_config_path"), "multi_latent_attention", FACTORY),
-)
-"""Checks that Megatron makes before it builds the TransformerConfig."""
 
 TABLES: Mapping[str, tuple[Step, ...]] = {
     PARALLEL: MODEL_PARALLEL_STEPS,

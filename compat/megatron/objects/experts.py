@@ -7,17 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.stack.checks import equals, excludes, needs, on, positive, set_
-from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
-    check,
-    compute_argument,
-    derive,
-    fallback,
-    member_name,
-    under,
-    when,
-)
+from compat.megatron.arguments.namespace import Namespace, Step, member_name
+from compat.megatron.arguments.steps import check, compute_argument, derive, fallback, under, when
 from compat.megatron.releases import MAIN
 
 EXPERTS = "TransformerConfig: experts"

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from compat.megatron import releases
-from compat.megatron.arguments.steps import Namespace
+from compat.megatron.arguments.namespace import Namespace
 
 PARALLEL, TRANSFORMER, LATENT = "ModelParallelConfig", "TransformerConfig", "MLATransformerConfig"
 DDP, OPTIMIZER = "DistributedDataParallelConfig", "OptimizerConfig"

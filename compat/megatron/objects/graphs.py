@@ -6,16 +6,8 @@ from typing import Any
 
 from bridge.stack.checks import excludes
 from compat.megatron.arguments.graph_modules import MODULE_STEPS
-from compat.megatron.arguments.steps import (
-    Namespace,
-    Step,
-    check,
-    compute_argument,
-    derive,
-    member_name,
-    under,
-    when,
-)
+from compat.megatron.arguments.namespace import Namespace, Step, member_name
+from compat.megatron.arguments.steps import check, compute_argument, derive, under, when
 
 GRAPHS = "TransformerConfig: CUDA graphs"
 PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bridge.stack.checks import equals, excludes, needs
+from compat.megatron.arguments.namespace import Namespace, Step
 from compat.megatron.arguments.sizes import DENSE_SHARDS, EXPERT_SHARDS
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit
+from compat.megatron.arguments.steps import check, derive, inherit
 
 CLASS = "ModelParallelConfig"
 

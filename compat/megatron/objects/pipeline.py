@@ -5,7 +5,8 @@ embedding and loss that count as layers.
 from __future__ import annotations
 
 from compat.megatron.arguments import layout
-from compat.megatron.arguments.steps import Namespace, Step, any_given, check, derive, under
+from compat.megatron.arguments.namespace import Namespace, Step
+from compat.megatron.arguments.steps import any_given, check, derive, under
 from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"

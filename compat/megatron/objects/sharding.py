@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bridge.stack.checks import excludes, needs, one_of, positive
-from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, when
+from compat.megatron.arguments.namespace import Namespace, Step
+from compat.megatron.arguments.steps import check, compute_argument, derive, when
 from compat.megatron.releases import MAIN
 
 BUCKETS = "training.py: bucket size"

@@ -19,16 +19,13 @@ from bridge.stack.checks import (
     positive,
     set_,
 )
+from compat.megatron.arguments.namespace import Namespace, Predicate, Step, member_name
 from compat.megatron.arguments.steps import (
-    Namespace,
-    Predicate,
-    Step,
     check,
     compute_argument,
     derive,
     fallback,
     inherit,
-    member_name,
     under,
     when,
 )
@@ -952,3 +949,27 @@ LATENT_STEPS: tuple[Step, ...] = (
         since="0.14.0",
     ),
 )
+
+FACTORY = "core_transformer_config_from_args"
+BEFORE = (
+    excludes("squared_relu", "swiglu", FACTORY),
+    check(
+        FACTORY,
+        lambda a: a.quick_geglu and a.swiglu and not a.squared_relu,
+        "quick_geglu: found with swiglu; keep one of them",
+    ),
+    check(
+        FACTORY,
+        lambda a: a.rope_type not in (None, "rope") and not a.multi_latent_attention,
+        "rope_type: found {rope_type} without multi_latent_attention; drop --rope-type",
+        name="found-another-than-rope-without",
+    ),
+    check(
+        FACTORY,
+        lambda a: a.init_method_xavier_uniform,
+        "init_method_xavier_uniform: found true; a defect of every release ends the run there"
+        " (TypeError: no field scaled_init_method); drop --init-method-xavier-uniform",
+    ),
+    excludes(set_("heterogeneous_layers_config_path"), "multi_latent_attention", FACTORY),
+)
+"""Checks that Megatron makes before it builds the TransformerConfig."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from bridge.errors import ConfigError
-from compat.megatron.arguments.steps import member_name
+from compat.megatron.arguments.namespace import member_name
 from compat.megatron.objects.fields import DDP, LATENT, OPTIMIZER, PARALLEL, TRANSFORMER
 
 PLACES = {

@@ -1,4 +1,4 @@
-"""The public names of `bridge` under the project's own name, loaded on first use; `python -P -m stagebridge` is its command.
+"""What the commands do, as functions that are loaded on first use; `python -P -m stagebridge` is its command.
 
 Python imports this package before `__main__` can clear the path, so nothing is imported here but `sys`.
 """
@@ -8,6 +8,18 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from bridge import __version__ as __version__
+    from bridge.api.check import check as check
+    from bridge.api.convert import convert as convert
+    from bridge.api.diff import diff as diff
+    from bridge.api.inspect import inspect as inspect
+    from bridge.api.layout import layout as layout
+    from bridge.api.move import move as move
+    from bridge.api.read import read as read
+    from bridge.api.verify import verify as verify
+
+__all__ = ["check", "convert", "diff", "inspect", "layout", "move", "read", "verify"]
 
 OWN = {"bridge": "stack/dialect.py", "compat": "megatron"}
 """For each of our packages, a file or folder in it that no other package of the same name has."""
@@ -36,9 +48,13 @@ def hiding_package() -> str:
 
 
 def __getattr__(name: str) -> "Any":
-    """Return the object of a public name of `bridge`."""
-    if name.startswith("_") and name not in ("__all__", "__version__"):
+    """Return the function of a use case, or the version."""
+    if name not in (*__all__, "__version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if line := hiding_package():
         raise ImportError(line)
-    return getattr(sys.modules["bridge"], name)
+    if name == "__version__":
+        return sys.modules["bridge"].__version__
+    from importlib import import_module
+
+    return getattr(import_module(f"bridge.api.{name}"), name)

@@ -20,7 +20,7 @@ from bridge.errors import BridgeError, ConfigError, VersionError
 from bridge.plan.section import Values
 from bridge.stack.dialect import Config
 from compat.megatron import arguments, live, objects
-from compat.megatron.arguments.steps import member_name
+from compat.megatron.arguments.namespace import member_name
 from compat.megatron.formats import flag_lines
 from compat.megatron.objects.fields import (
     DDP,

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.pictures import blank, format_of, save
+from bridge.report.pictures.page import blank, format_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

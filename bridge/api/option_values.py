@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.pairs import split_pair
 from bridge.errors import BridgeError
 from bridge.files import Call, find_calls, load_call, parse, read_text, scalar
 from bridge.plan.section import nest
@@ -118,7 +117,17 @@ def _parse_value(text: str, option: str) -> Any:
         ) from None
 
 
-def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+def split_pair(pair: str, option: str) -> tuple[str, str]:
+    """Return the two parts of a value of `option`. Raises `BridgeError` if `pair` is not NAME=VALUE."""
+    name, equals, value = pair.partition("=")
+    BridgeError.raise_if([f"{option} {pair}: expected NAME=VALUE"] if not equals else [])
+    return name, value
+
+
+def parse_pairs(pairs: Sequence[str] | Mapping[str, Any], option: str) -> dict[str, Any]:
+    """Return the values of an option that stands for pairs; a mapping has them already."""
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
     return {
         name: _parse_value(value, f"{option} {name}")
         for name, value in (split_pair(pair, option) for pair in pairs)
@@ -128,9 +137,11 @@ def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
 def nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted names as nested dictionaries."""
     BridgeError.raise_if(
-        f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"
-        for name in settings
-        for part in settings
-        if part.startswith(name + ".")
+        [
+            f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"
+            for name in settings
+            for part in settings
+            if part.startswith(name + ".")
+        ]
     )
     return nest(settings)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.pictures import blank, format_of, save
-from bridge.cli.schedule_rows import (
+from bridge.layout.schedule import Timeline
+from bridge.layout.schedule.timeline import Span
+from bridge.report.pictures.page import blank, format_of, save
+from bridge.report.pictures.schedule_rows import (
     COLOURS,
     NAMES,
     RepeatedPart,
@@ -22,8 +24,6 @@ from bridge.cli.schedule_rows import (
     repeat_text,
     title_line,
 )
-from bridge.layout.schedule import Timeline
-from bridge.layout.schedule.timeline import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

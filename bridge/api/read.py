@@ -1,25 +1,25 @@
-"""Reads the file of a job: finds its stack and release, and has the dialect of that stack read it."""
+"""Reads the file of a source: finds its stack and release, and has the dialect of that stack read it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from bridge import limits
-from bridge.cli import missing_sizes
-from bridge.cli.file_search import STDIN, limit_access
-from bridge.cli.job import OPTIONS, Job
-from bridge.cli.terminal import note
-from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
+from bridge.api.access import note_file, open_source, place_source
+from bridge.api.source import STDIN, Options, Readable, Source, source_of
+from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, parse, read_stream, read_text
 from bridge.files.foreign import foreign
+from bridge.files.notes import note
 from bridge.files.secrets import keep_hidden
+from bridge.plan.model import Model
+from bridge.plan.plan import Plan
 from bridge.stack import registry
 from bridge.stack.dialect import Config, Dialect, Reader
 from bridge.stack.findings import Finding
@@ -27,32 +27,47 @@ from bridge.stack.program_source import read_arguments_call
 from bridge.stack.releases import unknown_release
 from bridge.stack.stack_tables import StackTables
 from bridge.translation.callers import add_caller
+from bridge.translation.lift import lift
+
+OPTIONS = {"trainer": "auto-from"}
+"""Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
 
 
-def answer_job(job: Job, work: Callable[[], int]) -> int:
-    """Run `work` with access to the paths that the job's file may open; with --json an error is printed as an object too."""
-    try:
-        # A wrong --fail-on is said before anything is read or written.
-        _ = job.threshold
-        for fault in registry.faults():
-            note(f"note: {fault}")
-        with limit_access(job):
-            return work()
-    except BridgeError as error:
-        error.as_object = job.json
-        raise
+@dataclass(frozen=True)
+class Read:
+    """A config as its stack would read it, and the notes that were made on the way."""
+
+    config: Config
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the run means, in words that all stacks share."""
+        return lift(self.config)
 
 
-def read_job(job: Job) -> Config:
-    """The config in the job's file, as its stack and release would read it."""
-    source = document_of(job)
-    document, told = start_document(job, source)
-    alone = document is not source and not registry.find_front_end(source.data)
+def read(readable: Readable, /, **options: Unpack[Options]) -> Read:
+    """Read a config as its stack and release would.
+
+    Raises `BridgeError` with every problem, for what no stack recognises or the stack would refuse.
+    """
+    source = source_of(readable, options)
+    with open_source(source) as notes, place_source(source) as here:
+        return Read(read_config(here), tuple(notes))
+
+
+def read_config(source: Source) -> Config:
+    """The config in the source's file, as its stack and release would read it."""
+    written = document_of(source)
+    document, told = start_document(source, written)
+    alone = document is not written and not registry.find_front_end(written.data)
     # A launch leaves the sizes of the batch to its program.
-    job = replace(job, open_auto=True) if alone and not job.auto else job
-    dialect = dialect_of(job, document)
-    version, said = release_of(job, dialect, job.version or registry.find_release(source.data))
-    config = read_as(job, dialect, document, version)
+    source = replace(source, open_auto=True) if alone and not source.auto else source
+    dialect = dialect_of(source, document)
+    version, said = release_of(
+        source, dialect, source.version or registry.find_release(written.data)
+    )
+    config = read_as(source, dialect, document, version)
     # Nobody wrote the program of a launch that stands for a config, and no such config has a schedule.
     rest = [one for one in config.remarks if not (alone and one.path in UNWRITTEN)]
     return replace(config, remarks=(*said, *told, *rest))
@@ -62,16 +77,16 @@ UNWRITTEN = ("train.py", "scheduler.type")
 """Paths of findings on what a launch has beside the config that it names."""
 
 
-def start_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
+def start_document(source: Source, document: Document) -> tuple[Document, tuple[Finding, ...]]:
     """Return the document as its stack reads it, and findings of the host that starts it, if there is one: a
-    host's config for a stack is read as the launch that names it, and so is a file that --auto-from gives it.
+    host's config for a stack is read as the launch that names it, and so is a file that `auto_from` gives it.
     """
-    if job.launchers:
-        return _launch_document(job, document)
+    if source.launchers:
+        return _launch_document(source, document)
     if front_end := registry.find_front_end(document.data):
-        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, job.world_size)
+        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, source.world_size)
         return run
-    arguments: Any = job.settings_of_options.get("trainer", {})
+    arguments: Any = source.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)
     is_script = isinstance(document.data, Script)
     is_read = not is_script or any(registry.recognising(document.data)[0].values())
@@ -87,7 +102,7 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
         words = (f"--{HOST_FILE}", os.path.abspath(named) if inside.startswith("..") else inside)
         data = document.data.change(lambda launch: launch.with_words(words))
         document, is_read = replace(document, data=data), True
-    host = registry.find_host(document.data) if job.dialect is None else None
+    host = registry.find_host(document.data) if source.dialect is None else None
     # A script of no stack's is the host's own, which says everything itself.
     if host is None or not is_read:
         return document, ()
@@ -108,18 +123,18 @@ def _name_file(document: Document, launch: Launch) -> Launch:
     return launch.with_words((f"--{HOST_FILE}", name))
 
 
-def place_of(name: str, source: str) -> str:
+def place_of(name: str, beside: str) -> str:
     """Return the path of a file that a source names: in the source's folder, else in the current one; in the first where
     it is in neither.
     """
-    return str(find(name, Path(source).parent) or Path(source).parent / name)
+    return str(find(name, Path(beside).parent) or Path(beside).parent / name)
 
 
-def _launch_document(job: Job, document: Document) -> tuple[Document, tuple[Finding, ...]]:
+def _launch_document(source: Source, document: Document) -> tuple[Document, tuple[Finding, ...]]:
     """Return the launch that the config of a host next to a DeepSpeed file stands for, and findings on that config."""
-    name, *more = job.launchers
+    name, *more = source.launchers
     starts = isinstance(document.data, Script) or registry.find_host(document.data)
-    if more or starts or job.file == STDIN or not registry.score(HOST_FILE, document.data):
+    if more or starts or source.file == STDIN or not registry.score(HOST_FILE, document.data):
         others = f" and {', '.join(more)}" if more else ""
         raise BridgeError(
             f"--auto-from {name}{others}: found the config of a launcher, expected one at most, and next to a DeepSpeed"
@@ -134,7 +149,7 @@ def _launch_document(job: Job, document: Document) -> tuple[Document, tuple[Find
         else one
         for one in found
     )
-    started: Document = host.launch(config, job.file)
+    started: Document = host.launch(config, source.file)
     return started, tuple(placed)
 
 
@@ -143,7 +158,7 @@ HOST_FILE = "deepspeed"
 
 
 def release_of(
-    job: Job, dialect: StackTables, version: str | None
+    source: Source, dialect: StackTables, version: str | None
 ) -> tuple[str | None, tuple[Finding, ...]]:
     """Return the release to use for `version`.
 
@@ -153,87 +168,89 @@ def release_of(
     if version is None or version in dialect.versions:
         return version, ()
     near, said = dialect.nearest(version)
-    if not job.nearest:
+    if not source.nearest:
         raise VersionError(
             f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest uses {near} instead"
         )
     return near, (said,)
 
 
-def dialect_of(job: Job, document: Document) -> Dialect:
+def dialect_of(source: Source, document: Document) -> Dialect:
     """Return the dialect that --from names, else the dialect that recognises the document."""
-    if not job.dialect:
+    if not source.dialect:
         return recognise_dialect(document)
-    dialect = registry.load(job.dialect)
+    dialect = registry.load(source.dialect)
     if said := registry.name_lookalike(dialect.name, document.data):
         raise SourceError(f"{document.name}: {said}")
     return dialect
 
 
-def read_as(job: Job, dialect: Reader, document: Document, version: str | None) -> Config:
+def read_as(source: Source, dialect: Reader, document: Document, version: str | None) -> Config:
     """Return the config that `dialect` reads from the document for a release."""
-    # Noted now, for the error that may follow when sizes do not match (bridge.cli.missing_sizes).
+    # Noted now, for the error that may follow when sizes do not match (bridge.api.access).
     if (
         dialect.coded
-        and not job.code
-        and job.file != STDIN
+        and not source.code
+        and source.file != STDIN
         and not isinstance(document.data, Script)
     ):
-        missing_sizes.alone(Path(job.file))
+        note_file(Path(source.file))
     known = signature(dialect.read).parameters
-    lent = {option.replace("_", "-") for option in job.lent}
+    lent = {option.replace("_", "-") for option in source.lent}
     said = {
         word: value
-        for word, value in job.settings_of_options.items()
+        for word, value in source.settings_of_options.items()
         if word in known
-        or not (job.loose or word == "open_auto" or OPTIONS.get(word, word) in lent)
+        or not (source.loose or word == "open_auto" or OPTIONS.get(word, word) in lent)
     }
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
     # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
     BridgeError.raise_if(
-        f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
+        [f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange]
     )
     return add_caller(
-        dialect.read(document, version, job.world_size, job.lenient, **said), document
+        dialect.read(document, version, source.world_size, source.lenient, **said), document
     )
 
 
-def _resolve_release(document: Document, job: Job) -> Document:
+def _resolve_release(document: Document, source: Source) -> Document:
     """Return the document.
 
     A shell script gets the environment and the launch that the options name.
     """
     if isinstance(document.data, Script):
-        return replace(document, data=document.data.start_with(job.outside, job.launch))
-    typed = [name for name in ("env", "launch") if getattr(job, name) and name not in job.lent]
-    if typed and not job.loose:
+        return replace(document, data=document.data.start_with(source.outside, source.launch))
+    typed = [
+        name for name in ("env", "launch") if getattr(source, name) and name not in source.lent
+    ]
+    if typed and not source.loose:
         raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
     return document
 
 
-def document_of(job: Job) -> Document:
-    """Return the job's file as data; a script gets the environment that the user gives.
+def document_of(source: Source) -> Document:
+    """Return the source's file as data; a script gets the environment that the user gives.
 
     From here on, secrets of the file are hidden in all output.
     """
-    standard = job.file == STDIN
-    name = "standard input" if standard else job.file
-    text = text_of(job)
+    standard = source.file == STDIN
+    name = source.title if standard else source.file
+    text = text_of(source)
     # Before it is parsed: errors of the parser quote the text.
-    keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
+    keep_hidden(text[: limits.TEXT], source.outside)  # what is longer is refused unread
     document = _resolve_release(
-        parse(text, name, "" if standard else Path(job.file).suffix.lower()), job
+        parse(text, name, "" if standard else Path(source.file).suffix.lower()), source
     )
     if isinstance(document.data, Script):
         keep_hidden("", document.data.variables_with_value)
     return document
 
 
-def text_of(job: Job) -> str:
-    """The text of the job's file."""
-    if job.text is not None:
-        return job.text
-    return standard_input() if job.file == STDIN else read_text(Path(job.file))
+def text_of(source: Source) -> str:
+    """The text of the source's file."""
+    if source.text is not None:
+        return source.text
+    return standard_input() if source.file == STDIN else read_text(Path(source.file))
 
 
 def standard_input() -> str:
@@ -294,3 +311,24 @@ def _lookalike_kind(document: Document) -> dict[str, str]:
     """
     said = {name: registry.name_lookalike(name, document.data) for name in registry.OWN}
     return {name: text for name, text in said.items() if text}
+
+
+CONFIG = "config.json"
+
+
+def is_folder(model: str) -> bool:
+    """Return whether the value of `--model` is a folder with a model, rather than a name."""
+    return (Path(model) / CONFIG).is_file()
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`, or the folder of a model; else raise `BridgeError`."""
+    if value in choices or is_folder(value):
+        return value
+    expectation = f"{' or '.join(choices)}, or a folder with a {CONFIG}"
+    raise BridgeError(f"{option}: found {value}, expected {expectation}{nearest(value, choices)}")
+
+
+def model_in(folder: str) -> Model:
+    """The shape of the model in a folder."""
+    return lift(read_config(Source(str(Path(folder) / CONFIG)))).model

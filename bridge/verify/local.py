@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 import bridge
-from bridge.cli.forked_job import Ends, Order
 from bridge.errors import BridgeError
+from bridge.verify.forked_job import Ends, Order
 
 PATIENCE = 300.0
 """Seconds that the other ranks have to end after rank 0 has ended well."""
@@ -126,7 +126,7 @@ def _start_ranks(
     in_path = home in map(os.path.abspath, sys.path)
     path = [*folders, home] if home == os.getcwd() and in_path and home not in folders else folders
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "bridge.cli.forked_job", order.text()],
+        [sys.executable, "-P", "-m", "bridge.verify.forked_job", order.text()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=own,

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.cli.write_outputs import refuse_other
 from bridge.errors import BridgeError
 from bridge.files import write_all
 from bridge.stack.extras import install_command
+from bridge.translation.write_outputs import refuse_other
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

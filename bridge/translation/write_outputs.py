@@ -10,16 +10,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from bridge import limits
-from bridge.cli.file_search import STDIN
-from bridge.cli.job import Job
-from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError
 from bridge.files import write_all
 from bridge.files.printable import clean
 from bridge.files.secrets import HIDDEN, keep_hidden
 from bridge.translation import sidecar as carry_over
 
-STDOUT = "-"
 Texts = Mapping[Path, str]
 
 
@@ -140,25 +136,13 @@ def _lines(path: Path) -> list[str] | None:
     return text[: limits.TEXT].splitlines()
 
 
-def not_over_input(job: Job, texts: Iterable[Path]) -> None:
-    """Refuse to write over the file that is read."""
+def not_over_input(file: str, texts: Iterable[Path]) -> None:
+    """Refuse to write over the file that is read; `-` is standard input."""
     for path in texts:
         with suppress(OSError):
             # The same file may have several names: links, or capitals on some systems.
-            if job.file != STDIN and path.samefile(job.file):
+            if file != "-" and path.samefile(file):
                 raise SourceError(f"{path}: is the file that is read; name another output")
-
-
-def file_of(output: Path | None, beside: str) -> Path | None:
-    """Return the file that -o names; None for standard output.
-
-    In that case a note says that the files `beside` the output are not written.
-    """
-    if str(output) != STDOUT:
-        return output
-    if beside:
-        note(f"note: {beside} is not written, as the output is standard output; -o OUT writes both")
-    return None
 
 
 def place_files(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:

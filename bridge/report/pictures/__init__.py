@@ -1,0 +1,1 @@
+"""Pictures of layouts, estimates and schedules, drawn with matplotlib."""
