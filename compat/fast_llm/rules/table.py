@@ -38,7 +38,8 @@ from compat.fast_llm.effective import (
     buffers_of_level,
 )
 from compat.fast_llm.rules import batch, learning_rate, model, run_length
-from compat.fast_llm.schema import DTYPES, FastLLM
+from compat.fast_llm.schema import FastLLM
+from compat.fast_llm.setting_types import DTYPES
 
 NAMES = {long: short for short, long in DTYPES.items()}
 
