@@ -104,7 +104,8 @@ EFFECTS: Mapping[str, Effect] = {
 Side = Callable[[Group, Context], Group]
 
 
-def _nothing(values: Group, context: Context) -> Group:
+def nothing(values: Group, context: Context) -> Group:
+    """The side of a rule that gives no field a value."""
     return {}
 
 
@@ -345,11 +346,26 @@ def scale_rule(theirs: str, ours: str, factor: float, *, note: str = "", source:
     )
 
 
+def _side(
+    function: Side | Callable[[Group], Group] | None, sources: tuple[str, ...], targets: tuple[str, ...]
+) -> Any:
+    """Return a side of a rule: one that copies each source to its target if there is no function, and
+    without the context if the function takes the values alone.
+    """
+    if function is None:
+        pairs = tuple(zip(sources, targets, strict=True))
+        return lambda values, context: {target: values.get(source) for source, target in pairs}
+    if function.__code__.co_argcount > 1:
+        return function
+    alone: Any = function
+    return lambda values, context: alone(values)
+
+
 def convert(
     theirs: str | tuple[str, ...],
     ours: str | tuple[str, ...],
-    read: Side,
-    write: Side,
+    read: Side | Callable[[Group], Group] | None = None,
+    write: Side | Callable[[Group], Group] | None = None,
     *,
     lossy: str = "",
     effect: Effect | Callable[[Group], Effect] = Effect.NUMBERS,
@@ -366,10 +382,12 @@ def convert(
     kernels: tuple[str, ...] = (),
 ) -> Rule:
     """Return a rule for two groups of fields, with the functions `read` and `write` that convert
-    between the groups. The parameters are the fields of `Rule`.
+    between the groups, of the values alone or with the context. Without a function each field has the value
+    of the one at its place in the other group. The further parameters are the fields of `Rule`.
     """
     carriers = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
-    group = (_paths(theirs), _paths(ours), read, write)
+    stack, plan = _paths(theirs), _paths(ours)
+    group = (stack, plan, _side(read, stack, plan), _side(write, plan, stack))
     return Rule(
         *group,
         effect,
@@ -410,7 +428,7 @@ def always(
         (),
         (ours,),
         lambda values, context: {ours: value},
-        _nothing,
+        nothing,
         effect,
         note=note,
         source=source,
@@ -445,7 +463,7 @@ class Habit(NamedTuple):
             (),
             ours,
             read,
-            _nothing,
+            nothing,
             effect=EFFECTS[ours],
             note=self.note,
             source=self.source,
@@ -482,8 +500,8 @@ def only_theirs(
     return Rule(
         theirs,
         (),
-        _nothing,
-        _nothing,
+        nothing,
+        nothing,
         effect,
         note=note,
         source=source,
@@ -572,7 +590,7 @@ def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
     """Return a rule for plan fields that the stack cannot express. `note` is the reason."""
-    return Rule((), ours, _nothing, _nothing, effect, note=note)
+    return Rule((), ours, nothing, nothing, effect, note=note)
 
 
 def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
@@ -580,4 +598,4 @@ def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
     reason.
     """
     inside = tuple(path for path in paths() if path == section or path.startswith(section + "."))
-    return Rule((), inside, _nothing, _nothing, effect, note=note)
+    return Rule((), inside, nothing, nothing, effect, note=note)

@@ -27,6 +27,7 @@ from bridge.plan.families.codecs import undone
 from bridge.plan.families.source import Source
 from bridge.plan.plan import Plan, paths
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
+from bridge.stack.words import beyond, effect_if, some
 
 C = "model.config."
 CLASS, TYPE, CODE = C + "_target_", C + "model_type", C + "architectures"
@@ -293,10 +294,8 @@ FAMILY = convert(
     lambda values, context: {"model.family": family(values).name or None},
     _write_family,
     # A plan starts from random weights; any other way to build the model brings weights of its own.
-    effect=lambda values: (
-        Effect.NUMBERS
-        if _is_strange(values) or values.get(BUILT) not in (None, ANEW)
-        else EFFECTS["model.family"]
+    effect=effect_if(
+        some(_is_strange, beyond(BUILT, ANEW)), Effect.NUMBERS, EFFECTS["model.family"]
     ),
     sees=(*(path for path in OTHERS if path not in (*NAMED, "model.family")), "parallel.expert"),
     carries={CLASS: "model.family", TYPE: "model.family", CODE: (), BUILT: ()},

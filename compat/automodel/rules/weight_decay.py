@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
+from bridge.stack.rules import EFFECTS, Context, Group, convert
+from bridge.stack.words import effect_if, on, some
 from compat.automodel.rules.learning_rate import GROUPED as SINCE, SCOPE
 from compat.automodel.rules.optimizers import CLASSES
 
@@ -131,11 +132,7 @@ RULES = (
         (SCOPE, *RATES),
         _read_groups,
         _write_groups,
-        effect=lambda values: (
-            EFFECTS[SCOPE]
-            if values.get("optimizer.weight_decay") or values.get(GROUPS)
-            else Effect.NONE
-        ),
+        effect=effect_if(some(on("optimizer.weight_decay"), on(GROUPS)), EFFECTS[SCOPE]),
         sees=("optimizer._target_", "optimizer.weight_decay", SCHEDULER),
         blurs=_has_odd_groups,
         carries={"optimizer.weight_decay": SCOPE},

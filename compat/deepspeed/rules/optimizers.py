@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.stack.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
+from bridge.stack.words import among, beyond, effect_if, every, give, given, of, on
 from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"
@@ -266,7 +267,7 @@ SCHEDULER = convert(
         "scheduler.params.cos_min_ratio": "optimizer.schedule.minimum",
         **{f"code.scheduler.{name}": f"optimizer.schedule.{name}" for name in SCHEDULE},
     },
-    blurs=lambda values: values.get("scheduler.type") is not None,
+    blurs=given("scheduler.type"),
     tells=lambda values: (
         ""
         if values["scheduler.type"] in SHAPES
@@ -340,20 +341,15 @@ DECAYED = (
     convert(
         SCOPE,
         "optimizer.decay_scope",
-        lambda values, context: (
-            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _plan_name(values) else {}
-        ),
+        give("optimizer.decay_scope", of(SCOPE, FLAT), _plan_name),
         # The script makes groups for every scope but "all". An
         # optimizer that DeepSpeed lacks is the script's altogether.
-        lambda values, context: (
-            {SCOPE: "matrices"}
-            if values.get("optimizer.name") in TYPES
-            and values.get("optimizer.decay_scope") not in (None, FLAT)
-            else {}
+        give(
+            SCOPE,
+            "matrices",
+            every(among("optimizer.name", *TYPES), beyond("optimizer.decay_scope", FLAT)),
         ),
-        effect=lambda values: (
-            Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE
-        ),
+        effect=effect_if(on(f"{PARAMS}.weight_decay"), Effect.NUMBERS),
         sees=(
             "optimizer.type",
             f"{PARAMS}.adam_w_mode",

@@ -5,6 +5,7 @@ parallelism.
 from __future__ import annotations
 
 from bridge.stack.rules import EFFECTS, Effect, Group, Rule, convert
+from bridge.stack.words import effect_if, on
 
 WANDB, AUTOCAST = "wandb", "torch_autocast"
 OFF: Group = {}
@@ -53,7 +54,7 @@ RULES: tuple[Rule, ...] = (
             if values.get("precision.autocast") in ("bf16", "fp16", "fp32")
             else OFF
         ),
-        effect=lambda values: Effect.NUMBERS if values.get(f"{AUTOCAST}.enabled") else Effect.NONE,
+        effect=effect_if(on(f"{AUTOCAST}.enabled"), Effect.NUMBERS),
         lossy="DeepSpeed's autocast supports only bf16, fp16 and fp32",
         source="runtime/torch_autocast.py: autocast_if_enabled; runtime/config.py: get_torch_autocast_dtype",
     ),

@@ -14,6 +14,7 @@ from bridge.stack.rules import (
     each_only_ours,
     rename,
 )
+from bridge.stack.words import give, nonzero, of
 from compat.fast_llm.rules import intervals
 
 RANKS = "model.distributed."
@@ -37,8 +38,8 @@ RULES = (
     convert(
         "training.train_iters",
         "run.steps",
-        lambda values, context: {"run.steps": values.get("training.train_iters") or None},
-        lambda values, context: {"training.train_iters": values.get("run.steps")},
+        give("run.steps", nonzero("training.train_iters")),
+        give("training.train_iters", of("run.steps")),
         effect=EFFECTS["run.steps"],
         lossy="Fast-LLM has a default of 0 steps; stagebridge does not translate runs without steps",
         source="engine/training/config.py: train_iters",
@@ -58,7 +59,7 @@ RULES = (
     convert(
         RANKS + "backend",
         "run.backend",
-        lambda values, context: {"run.backend": values.get(RANKS + "backend")},
+        give("run.backend", of(RANKS + "backend")),
         _backend,
         effect=Effect.COST,
         lossy="Fast-LLM runs on nccl or gloo",

@@ -36,6 +36,7 @@ from bridge.stack.rules import (
     each_only_ours,
     only_ours,
 )
+from bridge.stack.words import give, of
 from compat.huggingface.releases import GROUPED
 from compat.huggingface.schema import HuggingFace
 
@@ -222,7 +223,7 @@ def table() -> tuple[Rule, ...]:
     family = convert(
         TYPE,
         "model.family",
-        lambda values, context: {"model.family": values.get(TYPE)},
+        give("model.family", of(TYPE)),
         _write_keys((TYPE,)),
         effect=EFFECTS["model.family"],
         sees=others,

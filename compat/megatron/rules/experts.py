@@ -5,7 +5,7 @@ Without experts, none of the arguments takes effect.
 
 from __future__ import annotations
 
-from bridge.stack.rules import Context, Group, convert
+from bridge.stack.rules import Context, Group, convert, nothing
 from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import blocks, first_of, fits, spell_pattern, values_as_list
 from compat.megatron.rules.attention import SCRIPT
@@ -264,7 +264,7 @@ BALANCED_ALWAYS = convert(
     lambda values, context: (
         {f"{MOE}aux_trained": True} if _read_balance(values, context).get(f"{MOE}aux_loss") else {}
     ),
-    lambda values, context: {},
+    nothing,
     sees=("num_experts", KIND, COEFFICIENT, TOP_K),
     note="Megatron trains the load-balancing loss whenever its coefficient is set",
     source="moe/router.py: is_aux_loss_enabled",
