@@ -16,6 +16,7 @@ from bridge.plan.plan import paths
 from bridge.stack.effects import (
     Effect as Effect,  # tables name an effect beside its rule
     Use as Use,
+    worst as worst,
 )
 
 Group = Mapping[str, Any]
@@ -222,9 +223,7 @@ class Rule:
         """
         if not self.mixed or not ours:
             return self.effect_of(values)
-        return min(
-            (EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank
-        )
+        return worst(EFFECTS.get(path, Effect.NUMBERS) for path in ours)
 
     def values_in_view(self, own_paths: tuple[str, ...], values: Group) -> dict[str, Any]:
         """Return the values that one side of this rule sees: the values at `own_paths` and at the
@@ -238,13 +237,13 @@ def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
     `NUMBERS` if it depends on the values.
     """
 
-    def worst(rule: Rule, path: str) -> Effect:
+    def effect(rule: Rule, path: str) -> Effect:
         fallback = rule.effect if isinstance(rule.effect, Effect) else Effect.NUMBERS
         ours = rule.paths_of_plan(path) if rule.mixed else ()
         effects = (EFFECTS.get(field, Effect.NUMBERS) for field in ours)
-        return min(effects, key=lambda effect: effect.rank, default=fallback)
+        return worst(effects, fallback)
 
-    return {path: worst(rule, path) for rule in table for path in rule.theirs}
+    return {path: effect(rule, path) for rule in table for path in rule.theirs}
 
 
 def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -347,7 +346,9 @@ def scale_rule(theirs: str, ours: str, factor: float, *, note: str = "", source:
 
 
 def _side(
-    function: Side | Callable[[Group], Group] | None, sources: tuple[str, ...], targets: tuple[str, ...]
+    function: Side | Callable[[Group], Group] | None,
+    sources: tuple[str, ...],
+    targets: tuple[str, ...],
 ) -> Any:
     """Return a side of a rule: one that copies each source to its target if there is no function, and
     without the context if the function takes the values alone.
@@ -376,7 +377,7 @@ def convert(
     carries: Mapping[str, str | tuple[str, ...]] | None = None,
     model: bool | None = None,
     mixed: bool = False,
-    tells: Callable[[Group], str] | None = None,
+    tells: Callable[[Group], str] | str | None = None,
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
     kernels: tuple[str, ...] = (),
@@ -385,6 +386,7 @@ def convert(
     between the groups, of the values alone or with the context. Without a function each field has the value
     of the one at its place in the other group. The further parameters are the fields of `Rule`.
     """
+    text = tells if isinstance(tells, str) else ""
     carriers = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     stack, plan = _paths(theirs), _paths(ours)
     group = (stack, plan, _side(read, stack, plan), _side(write, plan, stack))
@@ -399,7 +401,7 @@ def convert(
         carriers,
         model,
         mixed,
-        tells,
+        (lambda values: text) if isinstance(tells, str) else tells,
         reasons or {},
         becomes,
         kernels=kernels,

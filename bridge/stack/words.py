@@ -13,6 +13,8 @@ from bridge.stack.effects import Effect
 from bridge.stack.rules import Context, Group, Side
 
 Condition = Callable[[Group], bool]
+Truth = Callable[[Group], object]
+"""A condition by any value: false, 0 and nothing do not hold."""
 Value = Callable[[Group], Any]
 
 
@@ -24,6 +26,11 @@ def on(path: str) -> Condition:
 def given(path: str) -> Condition:
     """Whether a setting has a value."""
     return lambda values: values.get(path) is not None
+
+
+def known(path: str) -> Condition:
+    """Whether the release has a setting, whatever its value is."""
+    return lambda values: path in values
 
 
 def above(path: str, bound: float = 1) -> Condition:
@@ -46,17 +53,17 @@ def off(path: str) -> Condition:
     return lambda values: values.get(path) is False
 
 
-def no(condition: Condition) -> Condition:
+def no(condition: Truth) -> Condition:
     """Whether `condition` does not hold."""
     return lambda values: not condition(values)
 
 
-def every(*conditions: Condition) -> Condition:
+def every(*conditions: Truth) -> Condition:
     """Whether all conditions hold. A later one is asked only if those before it hold."""
     return lambda values: all(condition(values) for condition in conditions)
 
 
-def some(*conditions: Condition) -> Condition:
+def some(*conditions: Truth) -> Condition:
     """Whether one of the conditions holds. A later one is asked only if those before it do not."""
     return lambda values: any(condition(values) for condition in conditions)
 
@@ -85,19 +92,19 @@ def first(*paths: str) -> Value:
     )
 
 
-def choose(condition: Condition, value: Any, other: Any) -> Value:
+def either(condition: Truth, value: Any, other: Any) -> Value:
     """`value` where the condition holds, and else `other`; either may be a function of the group."""
     return lambda values: _value(value if condition(values) else other, values)
 
 
 def effect_if(
-    condition: Condition, effect: Effect, other: Effect = Effect.NONE
+    condition: Truth, effect: Effect, other: Effect = Effect.NONE
 ) -> Callable[[Group], Effect]:
     """`effect` where the condition holds, and else `other`."""
     return lambda values: effect if condition(values) else other
 
 
-def give(fields: str | Mapping[str, Any], value: Any = None, when: Condition | None = None) -> Side:
+def give(fields: str | Mapping[str, Any], value: Any = None, when: Truth | None = None) -> Side:
     """The side of a rule that gives a field this value, or each of several fields its own, where the condition
     holds. A value may be a function of the group.
     """
@@ -107,6 +114,17 @@ def give(fields: str | Mapping[str, Any], value: Any = None, when: Condition | N
         if when and not when(values):
             return {}
         return {path: _value(one, values) for path, one in given.items()}
+
+    return side
+
+
+def spread(fields: tuple[str, ...], path: str) -> Side:
+    """The side of a rule that gives the fields the values of a tuple, each the one at its place. Without a
+    tuple they stay open.
+    """
+
+    def side(values: Group, context: Context) -> Group:
+        return dict(zip(fields, values.get(path) or (None,) * len(fields), strict=True))
 
     return side
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from bridge.stack.rules import Context, Effect, Group, convert
+from bridge.stack.words import no
 from compat.automodel.rules.model import LAYERS, NAMED, count_layers
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, number, request, stage_modules
@@ -113,7 +114,7 @@ STAGES = convert(
     },
     note="the number of virtual stages depends on the number of layers; set model.config.num_hidden_layers",
     lossy="AutoModel distributes layers evenly, or uses a list of module names for each stage",
-    blurs=lambda values: count_layers(values) is None,
+    blurs=no(count_layers),
     source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
 )
 

@@ -28,8 +28,9 @@ from bridge.stack.rules import (
     nothing,
     only_ours,
     rename,
+    worst,
 )
-from bridge.stack.words import above, every, give, given, no, of, on
+from bridge.stack.words import above, either, every, give, given, no, of, off, on, some
 from compat.automodel import habits
 from compat.automodel.formats import NAMED
 from compat.automodel.rules import model, run_length, switches, weight_decay
@@ -38,7 +39,14 @@ from compat.automodel.rules.optimizers import RULE as OPTIMIZER, SWITCHED
 from compat.automodel.rules.pipeline import PP, SCHEDULE, STAGES, D, pipeline_ranks, schedule_name
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
-from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, running, selects, strategy
+from compat.automodel.sharding import (
+    BUFFERED,
+    STRATEGY_SEES,
+    running,
+    runs_megatron_fsdp,
+    selects,
+    strategy,
+)
 
 MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
@@ -162,10 +170,7 @@ BATCH = convert(
         "schedule.virtual",
         "stages.boundaries",
     ),
-    blurs=lambda values: (
-        pipeline_ranks(values) > 1
-        and (values.get(STEP) is None or values.get(D + "dp_size") is None)
-    ),
+    blurs=every(above(D + "pp_size"), no(every(given(STEP), given(D + "dp_size")))),
     carries={
         STEP: ("batch.global_", "batch.accumulation"),
         PASS: ("batch.micro", "batch.accumulation"),
@@ -417,17 +422,18 @@ UNBOUND = 1e9
 clips, and a bound of 0 would stop all learning.
 """
 
+
+def _is_unbounded(values: Group) -> bool:
+    return (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND
+
+
 CLIP = convert(
     "clip_grad_norm.max_norm",
     "optimizer.clip",
-    lambda values, context: {
-        "optimizer.clip": 0.0
-        if (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND
-        else values.get("clip_grad_norm.max_norm")
-    },
+    give("optimizer.clip", either(_is_unbounded, 0.0, of("clip_grad_norm.max_norm"))),
     give("clip_grad_norm.max_norm", of("optimizer.clip", UNBOUND), given("optimizer.clip")),
     lossy="AutoModel always clips: 1e9 means no clipping, and before 0.3.0 the bound is always 1.0",
-    blurs=lambda values: (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND,
+    blurs=_is_unbounded,
     source="recipes/llm/train_ft.py: max_grad_norm is 1.0 unless given",
 )
 
@@ -546,9 +552,7 @@ OVERLAP = convert(
         *switches.BUFFERS,
         *STRATEGY_SEES,
     ),
-    blurs=lambda values: (
-        running(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES)
-    ),
+    blurs=every(runs_megatron_fsdp, some(*map(off, SWITCHES))),
     carries={
         D + "overlap_grad_reduce": "zero.overlap",
         D + "overlap_param_gather": "zero.overlap_gather",
@@ -724,7 +728,7 @@ def _worst_effect(path: str) -> Callable[[Group], Effect]:
 
     def effect(values: Group) -> Effect:
         uses = (FREE[path].get(key, Use.COMPUTES) for key in values.get(path) or {})
-        return min((use.effect for use in uses), key=lambda one: one.rank, default=Effect.NONE)
+        return worst(use.effect for use in uses)
 
     return effect
 

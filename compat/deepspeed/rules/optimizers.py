@@ -7,7 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.stack.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
-from bridge.stack.words import among, beyond, effect_if, every, give, given, of, on
+from bridge.stack.words import (
+    among,
+    beyond,
+    effect_if,
+    either,
+    every,
+    give,
+    given,
+    no,
+    of,
+    on,
+    some,
+)
 from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"
@@ -134,13 +146,11 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer": "optimizer.name",
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
-    blurs=lambda values: (
-        bool(values.get("optimizer.type")) and (_plan_name(values) is None or _compresses(values))
-    ),
-    tells=lambda values: (
-        "the optimizer communicates one bit for each element, and has no bias correction"
-        if _compresses(values)
-        else ""
+    blurs=every(on("optimizer.type"), some(no(_plan_name), _compresses)),
+    tells=either(
+        _compresses,
+        "the optimizer communicates one bit for each element, and has no bias correction",
+        "",
     ),
     lossy=(
         "stagebridge translates only optimizers that several stacks have; others stay in the training"

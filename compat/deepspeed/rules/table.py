@@ -20,7 +20,7 @@ from bridge.stack.rules import (
     only_ours,
     rename,
 )
-from bridge.stack.words import above, give, of, on
+from bridge.stack.words import above, among, either, every, give, look_up, no, of, on
 from compat.deepspeed import habits
 from compat.deepspeed.checks_view import HALF, keeps_wide_masters, offloads_optimizer
 from compat.deepspeed.rules import run_length, switches, unmapped as unmapped_settings
@@ -44,9 +44,7 @@ def layout_rules() -> tuple[Rule, ...]:
             # A plan does not tell who splits the layers, so it is
             # written as groups that the script builds.
             give("parallel.tensor", _tensor),
-            lambda values, context: _above_one(
-                "code.tensor_parallel", values.get("parallel.tensor")
-            ),
+            give("code.tensor_parallel", of("parallel.tensor"), above("parallel.tensor")),
             effect=Effect.ROUNDING,
             lossy=(
                 "a plan does not express AutoTP; a DeepSpeed config that is made from a plan needs"
@@ -57,9 +55,7 @@ def layout_rules() -> tuple[Rule, ...]:
             "code.pipeline_stages",
             "parallel.pipeline",
             give("parallel.pipeline", of("code.pipeline_stages", 1)),
-            lambda values, context: _above_one(
-                "code.pipeline_stages", values.get("parallel.pipeline")
-            ),
+            give("code.pipeline_stages", of("parallel.pipeline"), above("parallel.pipeline")),
             effect=Effect.ROUNDING,
             note="PipelineModule(num_stages=)",
         ),
@@ -67,10 +63,10 @@ def layout_rules() -> tuple[Rule, ...]:
             ("code.context_parallel", "sequence_parallel_size"),
             "parallel.context",
             _read_context,
-            lambda values, context: (
-                {}
-                if _cannot_split(values)
-                else _above_one("code.context_parallel", values.get("parallel.context"))
+            give(
+                "code.context_parallel",
+                of("parallel.context"),
+                every(no(_cannot_split), above("parallel.context")),
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
@@ -82,17 +78,15 @@ def layout_rules() -> tuple[Rule, ...]:
         convert(
             ("code.expert_parallel", "expert_parallel.enabled", "expert_parallel.autoep_size"),
             "parallel.expert",
-            lambda values, context: {
-                "parallel.expert": (
-                    values.get("expert_parallel.enabled")
-                    and values.get("expert_parallel.autoep_size")
-                )
-                or values.get("code.expert_parallel")
-                or 1
-            },
-            lambda values, context: _above_one(
-                "code.expert_parallel", values.get("parallel.expert")
+            give(
+                "parallel.expert",
+                either(
+                    every(on("expert_parallel.enabled"), on("expert_parallel.autoep_size")),
+                    of("expert_parallel.autoep_size"),
+                    of("code.expert_parallel", 1),
+                ),
             ),
+            give("code.expert_parallel", of("parallel.expert"), above("parallel.expert")),
             effect=Effect.ROUNDING,
             lossy=(
                 "a plan does not express AutoEP; a DeepSpeed config that is made from a plan needs"
@@ -133,10 +127,6 @@ def _cannot_split(values: Group) -> bool:
     return (values.get("parallel.pipeline") or 1) > 1 or uneven
 
 
-def _above_one(path: str, size: int | None) -> Group:
-    return {path: size} if size and size > 1 else {}
-
-
 def _tensor(values: Group) -> int:
     return max(
         values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1
@@ -166,14 +156,10 @@ def pipeline_rules() -> tuple[Rule, ...]:
             "code.partition_method",
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
             _read_partition,
-            lambda values, context: (
-                {
-                    "code.partition_method": METHODS.get(
-                        values.get("stages.rule") or "even", "uniform"
-                    )
-                }
-                if (values.get("parallel.pipeline") or 1) > 1
-                else {}
+            give(
+                "code.partition_method",
+                look_up(METHODS, "stages.rule", "uniform"),
+                above("parallel.pipeline"),
             ),
             effect=Effect.COST,
             sees=("code.pipeline_stages", "parallel.pipeline"),
@@ -359,11 +345,7 @@ def exchange_rules() -> tuple[Rule, ...]:
         convert(
             BUCKETS,
             ("zero.bucket", "zero.gather_bucket"),
-            lambda values, context: dict(
-                zip(("zero.bucket", "zero.gather_bucket"), map(values.get, BUCKETS), strict=True)
-            ),
-            # A plan without a size for gathers means one size for both.
-            lambda values, context: {
+            write=lambda values, context: {
                 BUCKETS[0]: values.get("zero.bucket", BUCKET),
                 BUCKETS[1]: values.get("zero.gather_bucket", values.get("zero.bucket", BUCKET)),
             },
@@ -379,8 +361,7 @@ def exchange_rules() -> tuple[Rule, ...]:
         convert(
             OVERLAPPED,
             "parallel.tensor_overlap",
-            give("parallel.tensor_overlap", of(OVERLAPPED)),
-            give(OVERLAPPED, True, on("parallel.tensor_overlap")),
+            write=give(OVERLAPPED, True, on("parallel.tensor_overlap")),
             effect=Effect.COST,
             source="runtime/tensor_parallel/config.py: tp_overlap_comm",
         ),
@@ -439,15 +420,15 @@ MICS = "zero_optimization.mics_shard_size"
 OVERLAP = convert(
     "zero_optimization.overlap_comm",
     "zero.overlap",
-    lambda values, context: (
-        {"zero.overlap": values.get("zero_optimization.overlap_comm")}
-        if _read_stage(values) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
-        else {}
+    give(
+        "zero.overlap",
+        of("zero_optimization.overlap_comm"),
+        every(_read_stage, no(above("code.pipeline_stages"))),
     ),
-    lambda values, context: (
-        {"zero_optimization.overlap_comm": bool(values.get("zero.overlap"))}
-        if _stage(values) >= 1 and (values.get("parallel.pipeline") or 1) == 1
-        else {}
+    give(
+        "zero_optimization.overlap_comm",
+        on("zero.overlap"),
+        every(_stage, no(above("parallel.pipeline"))),
     ),
     effect=Effect.COST,
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
@@ -774,8 +755,10 @@ WINDOW = convert(
     "fp16.loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     _read_window,
-    lambda values, context: _in_fp16(
-        values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")
+    give(
+        "fp16.loss_scale_window",
+        of("precision.loss_scale.window"),
+        among("precision.compute", "fp16"),
     ),
     effect=_effect_of_scale,
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),

@@ -14,7 +14,7 @@ from bridge.stack.rules import (
     each_only_ours,
     rename,
 )
-from bridge.stack.words import give, nonzero, of
+from bridge.stack.words import first, give, nonzero
 from compat.fast_llm.rules import intervals
 
 RANKS = "model.distributed."
@@ -39,7 +39,6 @@ RULES = (
         "training.train_iters",
         "run.steps",
         give("run.steps", nonzero("training.train_iters")),
-        give("training.train_iters", of("run.steps")),
         effect=EFFECTS["run.steps"],
         lossy="Fast-LLM has a default of 0 steps; stagebridge does not translate runs without steps",
         source="engine/training/config.py: train_iters",
@@ -49,9 +48,7 @@ RULES = (
     convert(
         TIMEOUTS,
         "run.timeout",
-        lambda values, context: {
-            "run.timeout": next((values[path] for path in TIMEOUTS if values.get(path)), None)
-        },
+        give("run.timeout", first(*TIMEOUTS)),
         _timeout,
         effect=EFFECTS["run.timeout"],
         source="engine/distributed/config.py: timeout",
@@ -59,8 +56,7 @@ RULES = (
     convert(
         RANKS + "backend",
         "run.backend",
-        give("run.backend", of(RANKS + "backend")),
-        _backend,
+        write=_backend,
         effect=Effect.COST,
         lossy="Fast-LLM runs on nccl or gloo",
     ),

@@ -11,6 +11,7 @@ from bridge.stack.rules import (
     Effect,
     Group,
     Rule,
+    Side,
     Use,
     Why,
     always,
@@ -25,7 +26,20 @@ from bridge.stack.rules import (
     rename,
     spare_parameters,
 )
-from bridge.stack.words import above, among, choose, give, given, look_up, nonzero, of
+from bridge.stack.words import (
+    above,
+    among,
+    either,
+    every,
+    give,
+    given,
+    look_up,
+    no,
+    nonzero,
+    of,
+    on,
+    spread,
+)
 from compat.fast_llm import habits
 from compat.fast_llm.effective import (
     GRADS,
@@ -163,8 +177,8 @@ def exchange_rules() -> tuple[Rule, ...]:
         convert(
             "schedule.data_overlap",
             ("zero.overlap", "zero.overlap_gather"),
-            lambda values, context: dict.fromkeys(
-                ("zero.overlap", "zero.overlap_gather"), values.get("schedule.data_overlap")
+            give(
+                dict.fromkeys(("zero.overlap", "zero.overlap_gather"), of("schedule.data_overlap"))
             ),
             _write_overlap,
             effect=Effect.COST,
@@ -344,24 +358,28 @@ def _effect_of_scale(values: Group) -> Effect:
     return Effect.NUMBERS if _half(values) else Effect.ROUNDING
 
 
-FLOOR = convert(
-    SCALER + "minimum",
-    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
-    lambda values, context: _read_dynamic(values, "minimum", "final"),
-    lambda values, context: _where_half(values, "minimum"),
-    effect=_effect_of_scale,
-    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM's minimum loss scale is above 0; "
-    "after an overflow at the minimum, it only skips the step",
-    source="optimizer/optimizer.py: DynamicGradScaler.update",
-)
+def _half(values: Group) -> bool:
+    return "float16" in (values.get(COMPUTE), values.get(OLD_COMPUTE))
+
+
+def _dynamic(name: str, otherwise: str) -> tuple[Side, Side]:
+    """Return both sides of the rule for a setting of the dynamic loss scale. `otherwise` is a plan field for
+    a variant that Fast-LLM does not have, and is set to false.
+    """
+    ours = f"precision.loss_scale.{name}"
+    return (
+        give(
+            {ours: of(SCALER + name), f"precision.loss_scale.{otherwise}": False},
+            when=every(no(on(SCALER + "constant")), _half),
+        ),
+        give(SCALER + name, nonzero(ours), among("precision.compute", "fp16")),
+    )
 
 
 WINDOW = convert(
     SCALER + "window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
-    lambda values, context: _read_dynamic(values, "window", "late"),
-    lambda values, context: _where_half(values, "window"),
+    *_dynamic("window", "late"),
     effect=_effect_of_scale,
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
     lossy="Fast-LLM doubles the loss scale in the last step of the loss-scale window, not in the step after it",
@@ -369,25 +387,16 @@ WINDOW = convert(
 )
 
 
-def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
-    """Read a setting of the dynamic loss scale. `otherwise` is a plan field for a variant that
-    Fast-LLM does not have, and is set to false.
-    """
-    if values.get(SCALER + "constant") or not _half(values):
-        return {}
-    return {
-        f"precision.loss_scale.{name}": values.get(SCALER + name),
-        f"precision.loss_scale.{otherwise}": False,
-    }
-
-
-def _where_half(values: Group, name: str) -> Group:
-    half = values.get("precision.compute") == "fp16"
-    return {SCALER + name: values.get(f"precision.loss_scale.{name}") or None} if half else {}
-
-
-def _half(values: Group) -> bool:
-    return "float16" in (values.get(COMPUTE), values.get(OLD_COMPUTE))
+FLOOR = convert(
+    SCALER + "minimum",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    *_dynamic("minimum", "final"),
+    effect=_effect_of_scale,
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
+    lossy="Fast-LLM's minimum loss scale is above 0; "
+    "after an overflow at the minimum, it only skips the step",
+    source="optimizer/optimizer.py: DynamicGradScaler.update",
+)
 
 
 def _read_scale(values: Group) -> Group:
@@ -451,21 +460,14 @@ def optimizer_rules() -> tuple[Rule, ...]:
             ("optimizer.beta_1", "optimizer.beta_2"),
             "optimizer.betas",
             _read_betas,
-            lambda values, context: dict(
-                zip(
-                    ("optimizer.beta_1", "optimizer.beta_2"),
-                    values.get("optimizer.betas") or (None, None),
-                    strict=True,
-                )
-            ),
+            spread(("optimizer.beta_1", "optimizer.beta_2"), "optimizer.betas"),
             blurs=lambda values: 1.0 in values.values(),
             lossy="Fast-LLM has default betas of 0.9 and 0.999; stagebridge translates betas below 1",
         ),
         convert(
             "optimizer.epsilon",
             "optimizer.eps",
-            give("optimizer.eps", of("optimizer.epsilon")),
-            give("optimizer.epsilon", nonzero("optimizer.eps")),
+            write=give("optimizer.epsilon", nonzero("optimizer.eps")),
             lossy="Fast-LLM's epsilon is above 0, with a default of 1e-8",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
@@ -485,7 +487,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             _read_clip,
             give(
                 "optimizer.gradient_norm_clipping",
-                choose(among("optimizer.clip", 0), NEVER, of("optimizer.clip")),
+                either(among("optimizer.clip", 0), NEVER, of("optimizer.clip")),
             ),
             note="Fast-LLM always clips gradients; "
             "a run without clipping gets a limit that is never reached",

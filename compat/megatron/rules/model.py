@@ -11,8 +11,9 @@ from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, always, co
 from bridge.stack.words import (
     above,
     among,
-    choose,
+    beyond,
     effect_if,
+    either,
     every,
     first,
     give,
@@ -22,6 +23,7 @@ from bridge.stack.words import (
     of,
     off,
     on,
+    some,
 )
 from compat.megatron.rules import (
     attention as attention_rules,
@@ -57,13 +59,14 @@ GROUPS = convert(
     ("group_query_attention", "num_query_groups"),
     "model.kv_heads",
     # Without --group-query-attention there are as many key and value heads as attention heads.
-    lambda values, context: {
-        "model.kv_heads": values.get(
-            "num_query_groups"
-            if values.get("group_query_attention") and not values.get("multi_latent_attention")
-            else "num_attention_heads"
-        )
-    },
+    give(
+        "model.kv_heads",
+        either(
+            every(on("group_query_attention"), no(on("multi_latent_attention"))),
+            of("num_query_groups"),
+            of("num_attention_heads"),
+        ),
+    ),
     _write_groups,
     sees=("num_attention_heads", "multi_latent_attention", "model.attention.latent.kv_rank"),
     lossy="num_query_groups takes effect only with --group-query-attention; latent attention has no query groups",
@@ -280,9 +283,8 @@ CLAMP = convert(
     # A plan has only positive bounds.
     give(
         "model.mlp.clamp",
-        choose(above("activation_func_clamp_value", 0), of("activation_func_clamp_value"), None),
+        either(above("activation_func_clamp_value", 0), of("activation_func_clamp_value"), None),
     ),
-    give("activation_func_clamp_value", of("model.mlp.clamp")),
     note=SCRIPT,
     source="mlp.py: forward, since 0.15",
     model=True,
@@ -450,11 +452,14 @@ PREDICTED = convert(
 POSITIONS = convert(
     "max_position_embeddings",
     "model.embedding.max_positions",
-    give("model.embedding.max_positions", of("max_position_embeddings")),
-    lambda values, context: {
-        "max_position_embeddings": values.get("model.embedding.max_positions")
-        or (values.get("model.sequence") if values.get(KIND) not in (None, "learned") else None)
-    },
+    write=give(
+        "max_position_embeddings",
+        either(
+            some(on("model.embedding.max_positions"), no(beyond(KIND, "learned"))),
+            nonzero("model.embedding.max_positions"),
+            of("model.sequence"),
+        ),
+    ),
     effect=EFFECTS["model.embedding.max_positions"],
     sees=(KIND, "model.sequence"),
     note=SCRIPT,

@@ -16,7 +16,7 @@ from bridge.stack.rules import (
     opposite_switch,
     rename,
 )
-from bridge.stack.words import above, among, every, give, nonzero, of, on
+from bridge.stack.words import above, among, every, give, known, no, nonzero, of, on
 from compat.megatron.rules.learning_rate import ROUNDED, as_counted, becomes, steps
 
 EVERY = "manual_gc_interval"
@@ -47,7 +47,7 @@ COLLECTS = convert(
     give("run.collect_interval", of(EVERY), every(on("manual_gc"), above(EVERY, 0))),
     give({"manual_gc": True, EVERY: of("run.collect_interval")}, when=on("run.collect_interval")),
     effect=Effect.COST,
-    blurs=lambda values: bool(values.get("manual_gc")) and (values.get(EVERY) or 0) <= 0,
+    blurs=every(on("manual_gc"), no(above(EVERY, 0))),
     lossy="stagebridge does not translate --manual-gc without an interval, which collects garbage only around evaluation",
     source="training.py: train, manual_gc",
 )
@@ -75,7 +75,7 @@ def _on(theirs: str, ours: str) -> Rule:
     return convert(
         theirs,
         ours,
-        lambda values, context: {ours: bool(values[theirs])} if theirs in values else {},
+        give(ours, on(theirs), known(theirs)),
         give(theirs, True, on(ours)),
         effect=EFFECTS[ours],
     )
@@ -91,9 +91,7 @@ def _rename_rule(theirs: str, ours: str) -> Rule:
 SAVES = convert(
     ("async_save", "use_persistent_ckpt_worker"),
     "run.async_save",
-    lambda values, context: (
-        {"run.async_save": bool(values["async_save"])} if "async_save" in values else {}
-    ),
+    give("run.async_save", on("async_save"), known("async_save")),
     # Since 0.16, validate_args switches async_save off without the persistent worker.
     lambda values, context: (
         {
@@ -147,8 +145,7 @@ RULES = (
     convert(
         "distributed_backend",
         "run.backend",
-        give("run.backend", of("distributed_backend")),
-        give("distributed_backend", of("run.backend"), among("run.backend", "nccl", "gloo")),
+        write=give("distributed_backend", of("run.backend"), among("run.backend", "nccl", "gloo")),
         effect=Effect.COST,
         lossy="Megatron runs on nccl or gloo",
     ),

@@ -23,8 +23,9 @@ from bridge.stack.rules import (
 from bridge.stack.words import (
     above,
     among,
-    choose,
+    beyond,
     effect_if,
+    either,
     every,
     give,
     given,
@@ -59,14 +60,10 @@ ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-ex
 TENSOR_OVERLAP = convert(
     "tp_comm_overlap",
     "parallel.tensor_overlap",
-    lambda values, context: (
-        {
-            "parallel.tensor_overlap": bool(
-                values["tp_comm_overlap"] and values.get("sequence_parallel")
-            )
-        }
-        if values.get("tp_comm_overlap") is not None
-        else {}
+    give(
+        "parallel.tensor_overlap",
+        every(on("tp_comm_overlap"), on("sequence_parallel")),
+        given("tp_comm_overlap"),
     ),
     give("tp_comm_overlap", True, every(on("parallel.tensor_overlap"), on("parallel.sequence"))),
     effect=Effect.COST,
@@ -91,10 +88,7 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "expert_model_parallel_size",
             "parallel.expert",
-            give("parallel.expert", of("expert_model_parallel_size")),
-            # A plan without layers says nothing about the model: whether it has experts is then
-            # open, and the size is kept.
-            give(
+            write=give(
                 "expert_model_parallel_size",
                 of("parallel.expert"),
                 some(on("model.experts"), no(given("model.layers"))),
@@ -113,8 +107,7 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "sequence_parallel",
             "parallel.sequence",
-            give("parallel.sequence", of("sequence_parallel")),
-            _write_sequence,
+            write=_write_sequence,
             effect=Effect.COST,
             sees=("parallel.tensor", "parallel.expert"),
             lossy="before 0.16 Megatron combines expert and tensor parallelism only with sequence parallelism",
@@ -123,9 +116,7 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "use_tp_pp_dp_mapping",
             "parallel.order",
-            lambda values, context: {
-                "parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]
-            },
+            give("parallel.order", either(on("use_tp_pp_dp_mapping"), ORDERS[True], ORDERS[False])),
             give("use_tp_pp_dp_mapping", True, among("parallel.order", ORDERS[True])),
             effect=Effect.COST,
             lossy="Megatron offers only two rank orders",
@@ -430,7 +421,7 @@ MOMENT_FORMATS = convert(
     ),
     effect=Effect.ROUNDING,
     sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
-    blurs=lambda values: any(values.get(path) not in (None, *DTYPES) for path in MOMENT_DTYPES),
+    blurs=some(*(beyond(path, *DTYPES) for path in MOMENT_DTYPES)),
     lossy="Megatron keeps moments in other formats than fp32 only with its precision-aware optimizer;"
     " stagebridge does not translate 8-bit moments",
     note="formats of the optimizer's moments",
@@ -455,28 +446,14 @@ def _offloads(values: Group, context: Context) -> bool:
 SCALES = ("static", "initial", "hysteresis")
 
 
-def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """Return two plan fields of the dynamic loss scale. The field `ours` has the value of the argument
-    `path`. The field `otherwise` is a switch that Megatron lacks: False, or None with a constant scale.
-    Without fp16, no fields are returned.
-    """
-    if not values.get("fp16"):
-        return {}
-    value = values.get(path)
-    if ours == "window" and value is not None:
-        value = int(value)  # the flag is a float, the number of steps is whole
-    return {
-        f"precision.loss_scale.{ours}": value,
-        f"precision.loss_scale.{otherwise}": None if values.get("loss_scale") else False,
-    }
+LACKED = either(on("loss_scale"), None, False)
+"""The value of a switch for the dynamic loss scale that Megatron lacks."""
 
 
-def _in_fp16(values: Group, path: str, ours: str) -> Group:
-    return (
-        {path: values.get(f"precision.loss_scale.{ours}")}
-        if values.get("precision.compute") == "fp16"
-        else {}
-    )
+def _window(values: Group) -> int | None:
+    # The flag is a float, the number of steps is whole.
+    window = values.get("loss_scale_window")
+    return None if window is None else int(window)
 
 
 def _loss_scale_effect(values: Group) -> Effect:
@@ -489,8 +466,14 @@ def _loss_scale_effect(values: Group) -> Effect:
 FLOOR = convert(
     "min_loss_scale",
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
-    lambda values, context: _read_dynamic(values, "min_loss_scale", "minimum", "final"),
-    lambda values, context: _in_fp16(values, "min_loss_scale", "minimum"),
+    give(
+        {
+            "precision.loss_scale.minimum": of("min_loss_scale"),
+            "precision.loss_scale.final": LACKED,
+        },
+        when=on("fp16"),
+    ),
+    give("min_loss_scale", of("precision.loss_scale.minimum"), among("precision.compute", "fp16")),
     effect=_loss_scale_effect,
     sees=("fp16", "loss_scale", "precision.compute"),
     lossy="after an overflow at the smallest loss scale, Megatron continues; "
@@ -502,8 +485,13 @@ FLOOR = convert(
 WINDOW = convert(
     "loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
-    lambda values, context: _read_dynamic(values, "loss_scale_window", "window", "late"),
-    lambda values, context: _in_fp16(values, "loss_scale_window", "window"),
+    give(
+        {"precision.loss_scale.window": _window, "precision.loss_scale.late": LACKED},
+        when=on("fp16"),
+    ),
+    give(
+        "loss_scale_window", of("precision.loss_scale.window"), among("precision.compute", "fp16")
+    ),
     effect=_loss_scale_effect,
     sees=("fp16", "loss_scale", "precision.compute"),
     lossy="Megatron doubles the loss scale at the end of the loss-scale window, not one step later",
@@ -694,25 +682,23 @@ def _write_moments(values: Group, context: Context) -> Group:
 
 
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
+
+
+def _counts(values: Group) -> bool:
+    kept = values.get(PARTIAL)
+    return isinstance(kept, int) and not isinstance(kept, bool) and kept >= 0
+
+
 PARTLY = convert(
     PARTIAL,
     "recompute.kept_microbatches",
-    lambda values, context: {
-        "recompute.kept_microbatches": values.get(PARTIAL)
-        if _is_count(values.get(PARTIAL))
-        else None
-    },
-    give(PARTIAL, of("recompute.kept_microbatches")),
+    give("recompute.kept_microbatches", of(PARTIAL), _counts),
     effect=Effect.COST,
-    blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
+    blurs=every(given(PARTIAL), no(_counts)),
     note="Megatron's training script decides how many activations of a microbatch are kept instead of "
     "recomputed; stagebridge translates only runs that keep all activations of such a microbatch",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _read_recompute(values: Group) -> Group:
@@ -753,6 +739,7 @@ RECOMPUTE = convert(
 
 def other_rules() -> tuple[Rule, ...]:
     """Return the rules for recomputation, offload, fp8 and the loss."""
+    offloads = every(on("optimizer_cpu_offload"), aware)
     return (
         RECOMPUTE,
         convert(
@@ -778,13 +765,13 @@ def other_rules() -> tuple[Rule, ...]:
         convert(
             ("optimizer_cpu_offload", "optimizer_offload_fraction"),
             ("zero.offload.optimizer", "zero.offload.optimizer_ratio"),
-            lambda values, context: (
+            give(
                 {
-                    "zero.offload.optimizer": "cpu",
-                    "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction"),
+                    "zero.offload.optimizer": either(offloads, "cpu", "none"),
+                    "zero.offload.optimizer_ratio": either(
+                        offloads, of("optimizer_offload_fraction"), None
+                    ),
                 }
-                if values.get("optimizer_cpu_offload") and aware(values)
-                else {"zero.offload.optimizer": "none"}
             ),
             _write_offload,
             effect=Effect.COST,
@@ -804,18 +791,12 @@ def other_rules() -> tuple[Rule, ...]:
             note="Megatron keeps no master copy of frozen weights (optimizer/__init__.py)",
             effect=Effect.COST,
         ),
-        convert(
-            "fp8",
-            "precision.fp8",
-            give("precision.fp8", of("fp8")),
-            give("fp8", of("precision.fp8")),
-            note="8-bit matrix products by Transformer Engine",
-        ),
+        convert("fp8", "precision.fp8", note="8-bit matrix products by Transformer Engine"),
         convert(
             "calculate_per_token_loss",
             "loss",
             give(
-                "loss", choose(on("calculate_per_token_loss"), "per_token", "mean_of_microbatches")
+                "loss", either(on("calculate_per_token_loss"), "per_token", "mean_of_microbatches")
             ),
             give("calculate_per_token_loss", True, among("loss", "per_token")),
         ),

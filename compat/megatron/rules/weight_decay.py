@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import EFFECTS, Context, Group, convert, nothing
-from bridge.stack.words import effect_if, give, given, of, on
+from bridge.stack.words import effect_if, give, given, on
 from compat.megatron.rules.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."
@@ -27,7 +27,6 @@ RULES = (
         "weight_decay",
         DECAY,
         _read_decay,
-        give("weight_decay", of(DECAY)),
         sees=(START, END, STYLE),
         source="core/optimizer_param_scheduler.py: step, get_wd",
     ),

@@ -12,7 +12,7 @@ from bridge.stack.rules import (
     opposite_switch,
     rename,
 )
-from bridge.stack.words import above, choose, give, nonzero, of
+from bridge.stack.words import above, either, give, nonzero, of
 
 STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
 
@@ -92,8 +92,7 @@ RULES = (
     convert(
         KEPT,
         "run.keep_checkpoints",
-        give("run.keep_checkpoints", choose(above(KEPT, 0), of(KEPT), None)),
-        give(KEPT, of("run.keep_checkpoints")),
+        give("run.keep_checkpoints", either(above(KEPT, 0), of(KEPT), None)),
         effect=EFFECTS["run.keep_checkpoints"],
         source="core/checkpoint/checkpoint.py: save_total_limit",
     ),
@@ -102,9 +101,7 @@ RULES = (
     convert(
         "args.seed",
         "run.seed",
-        give("run.seed", of("args.seed")),
-        # A negative seed is left out, and so is an open one.
-        lambda values, context: (
+        write=lambda values, context: (
             {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {}
         ),
         effect=EFFECTS["run.seed"],

@@ -25,7 +25,7 @@ from bridge.stack.rules import (
     rename,
     spare_parameters,
 )
-from bridge.stack.words import above, among, give, no, of, on
+from bridge.stack.words import above, among, either, give, given, known, no, of, on
 from compat.merak import habits
 from compat.merak.habits import automatic
 from compat.merak.releases import REWRITTEN, ULYSSES
@@ -126,15 +126,9 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             LEVEL,
             "parallel.tensor_overlap",
-            lambda values, context: (
-                {"parallel.tensor_overlap": values[LEVEL] > 0}
-                if values.get(LEVEL) is not None
-                else {}
-            ),
-            lambda values, context: (
-                {LEVEL: int(values["parallel.tensor_overlap"])}
-                if "parallel.tensor_overlap" in values
-                else {}
+            give("parallel.tensor_overlap", above(LEVEL, 0), given(LEVEL)),
+            give(
+                LEVEL, either(on("parallel.tensor_overlap"), 1, 0), known("parallel.tensor_overlap")
             ),
             effect=Effect.COST,
             blurs=above(LEVEL),
@@ -363,12 +357,6 @@ def zero_rules() -> tuple[Rule, ...]:
         convert(
             PRESCALED,
             ("zero.prescale", "zero.predivide"),
-            lambda values, context: dict(
-                zip(("zero.prescale", "zero.predivide"), map(values.get, PRESCALED), strict=True)
-            ),
-            lambda values, context: dict(
-                zip(PRESCALED, map(values.get, ("zero.prescale", "zero.predivide")), strict=True)
-            ),
             effect=Effect.ROUNDING,
             carries=dict(zip(PRESCALED, ("zero.prescale", "zero.predivide"), strict=True)),
             source="core/zero/stage1.py: average_tensor",
@@ -516,8 +504,10 @@ WINDOW = convert(
     "args.loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     _read_window,
-    lambda values, context: _where_half(
-        values, "args.loss_scale_window", values.get("precision.loss_scale.window")
+    give(
+        "args.loss_scale_window",
+        of("precision.loss_scale.window"),
+        among("precision.compute", "fp16"),
     ),
     effect=_effect_of_scale,
     sees=(*SCALED, *ZERO_FIELDS),
@@ -679,7 +669,6 @@ CLIP = convert(
         if switches_clipping_off(values)
         else max(0.0, values["args.max_grad_norm"])
     },
-    give("args.max_grad_norm", of("optimizer.clip")),
     sees=("args.half_precision_backend", "args.fp16"),
     lossy="0, negative bounds, and any bound under cpu_amp mean no clipping",
     note="except in fp16, Merak bounds the norm of each rank's own gradients, not the global norm",
