@@ -4,7 +4,7 @@ imports nothing that is slow to load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 
@@ -25,6 +25,11 @@ class Effect(StrEnum):
     def reaches(self, threshold: Effect) -> bool:
         """Whether this effect is as bad as `threshold`, or worse."""
         return self.rank <= threshold.rank
+
+
+def worst(effects: Iterable[Effect], default: Effect = Effect.NONE) -> Effect:
+    """Return the worst of the effects, and `default` if there is none."""
+    return min(effects, key=_RANKS.__getitem__, default=default)
 
 
 class Use(StrEnum):

@@ -16,6 +16,7 @@ from bridge.plan.plan import paths
 from bridge.stack.effects import (
     Effect as Effect,  # tables name an effect beside its rule
     Use as Use,
+    worst as worst,
 )
 
 Group = Mapping[str, Any]
@@ -104,7 +105,8 @@ EFFECTS: Mapping[str, Effect] = {
 Side = Callable[[Group, Context], Group]
 
 
-def _nothing(values: Group, context: Context) -> Group:
+def nothing(values: Group, context: Context) -> Group:
+    """The side of a rule that gives no field a value."""
     return {}
 
 
@@ -221,9 +223,7 @@ class Rule:
         """
         if not self.mixed or not ours:
             return self.effect_of(values)
-        return min(
-            (EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank
-        )
+        return worst(EFFECTS.get(path, Effect.NUMBERS) for path in ours)
 
     def values_in_view(self, own_paths: tuple[str, ...], values: Group) -> dict[str, Any]:
         """Return the values that one side of this rule sees: the values at `own_paths` and at the
@@ -237,13 +237,13 @@ def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
     `NUMBERS` if it depends on the values.
     """
 
-    def worst(rule: Rule, path: str) -> Effect:
+    def effect(rule: Rule, path: str) -> Effect:
         fallback = rule.effect if isinstance(rule.effect, Effect) else Effect.NUMBERS
         ours = rule.paths_of_plan(path) if rule.mixed else ()
         effects = (EFFECTS.get(field, Effect.NUMBERS) for field in ours)
-        return min(effects, key=lambda effect: effect.rank, default=fallback)
+        return worst(effects, fallback)
 
-    return {path: worst(rule, path) for rule in table for path in rule.theirs}
+    return {path: effect(rule, path) for rule in table for path in rule.theirs}
 
 
 def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -345,11 +345,28 @@ def scale_rule(theirs: str, ours: str, factor: float, *, note: str = "", source:
     )
 
 
+def _side(
+    function: Side | Callable[[Group], Group] | None,
+    sources: tuple[str, ...],
+    targets: tuple[str, ...],
+) -> Any:
+    """Return a side of a rule: one that copies each source to its target if there is no function, and
+    without the context if the function takes the values alone.
+    """
+    if function is None:
+        pairs = tuple(zip(sources, targets, strict=True))
+        return lambda values, context: {target: values.get(source) for source, target in pairs}
+    if function.__code__.co_argcount > 1:
+        return function
+    alone: Any = function
+    return lambda values, context: alone(values)
+
+
 def convert(
     theirs: str | tuple[str, ...],
     ours: str | tuple[str, ...],
-    read: Side,
-    write: Side,
+    read: Side | Callable[[Group], Group] | None = None,
+    write: Side | Callable[[Group], Group] | None = None,
     *,
     lossy: str = "",
     effect: Effect | Callable[[Group], Effect] = Effect.NUMBERS,
@@ -360,16 +377,19 @@ def convert(
     carries: Mapping[str, str | tuple[str, ...]] | None = None,
     model: bool | None = None,
     mixed: bool = False,
-    tells: Callable[[Group], str] | None = None,
+    tells: Callable[[Group], str] | str | None = None,
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
     kernels: tuple[str, ...] = (),
 ) -> Rule:
     """Return a rule for two groups of fields, with the functions `read` and `write` that convert
-    between the groups. The parameters are the fields of `Rule`.
+    between the groups, of the values alone or with the context. Without a function each field has the value
+    of the one at its place in the other group. The further parameters are the fields of `Rule`.
     """
+    text = tells if isinstance(tells, str) else ""
     carriers = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
-    group = (_paths(theirs), _paths(ours), read, write)
+    stack, plan = _paths(theirs), _paths(ours)
+    group = (stack, plan, _side(read, stack, plan), _side(write, plan, stack))
     return Rule(
         *group,
         effect,
@@ -381,7 +401,7 @@ def convert(
         carriers,
         model,
         mixed,
-        tells,
+        (lambda values: text) if isinstance(tells, str) else tells,
         reasons or {},
         becomes,
         kernels=kernels,
@@ -410,7 +430,7 @@ def always(
         (),
         (ours,),
         lambda values, context: {ours: value},
-        _nothing,
+        nothing,
         effect,
         note=note,
         source=source,
@@ -445,7 +465,7 @@ class Habit(NamedTuple):
             (),
             ours,
             read,
-            _nothing,
+            nothing,
             effect=EFFECTS[ours],
             note=self.note,
             source=self.source,
@@ -482,8 +502,8 @@ def only_theirs(
     return Rule(
         theirs,
         (),
-        _nothing,
-        _nothing,
+        nothing,
+        nothing,
         effect,
         note=note,
         source=source,
@@ -572,7 +592,7 @@ def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
     """Return a rule for plan fields that the stack cannot express. `note` is the reason."""
-    return Rule((), ours, _nothing, _nothing, effect, note=note)
+    return Rule((), ours, nothing, nothing, effect, note=note)
 
 
 def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
@@ -580,4 +600,4 @@ def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
     reason.
     """
     inside = tuple(path for path in paths() if path == section or path.startswith(section + "."))
-    return Rule((), inside, _nothing, _nothing, effect, note=note)
+    return Rule((), inside, nothing, nothing, effect, note=note)

@@ -14,6 +14,7 @@ from bridge.plan.free_sections import SectionSetting, settings, values_in_sectio
 from bridge.plan.plan import in_words
 from bridge.plan.section import Values
 from bridge.stack.dialect import Config
+from bridge.stack.effects import worst
 from bridge.stack.findings import DIFFERENCE, Finding
 from bridge.stack.rules import HABITS, Effect, How, Rule
 from bridge.translation.callers import is_decided
@@ -397,7 +398,7 @@ def _weight(pair: ConfigPair, ours: tuple[str, ...], fields: tuple[str, ...], pa
     if rule.other:
         return rule.other
     effects = (rule.effect_of_losing(fields, config.effective) for config in (pair.one, pair.other))
-    return min(effects, key=lambda effect: effect.rank)
+    return worst(effects)
 
 
 def _blurs(config: Config, path: str) -> bool:

@@ -22,6 +22,7 @@ from bridge.plan.section import Values
 from bridge.plan.values import Leaves
 from bridge.stack import rules
 from bridge.stack.dialect import Config, Dialect, Written
+from bridge.stack.effects import worst
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect, How, Rule
 from bridge.stack.stack_tables import StackTables
@@ -661,7 +662,7 @@ def _worth(
         effects.append(_weight(rule, mine, False, trip.config, trip.target))
     if part.behind or not mine:
         effects.append(worth(rule, whole.effect, part))
-    return min(effects, key=lambda effect: effect.rank)
+    return worst(effects)
 
 
 def _weight(
@@ -684,9 +685,7 @@ def _weight(
     # Without the setting, a stack's other release does something else, as with another value.
     same = not rule.ours and config.dialect is target.dialect
     effect = (rule.other if same else None) or rule.effect_of_losing(fields, config.effective)
-    return (
-        min(effect, rule.effect_of(config.effective), key=lambda one: one.rank) if blur else effect
-    )
+    return worst((effect, rule.effect_of(config.effective))) if blur else effect
 
 
 def _nameless(trip: _Trip, findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -949,7 +948,7 @@ def _openings(trip: _Trip, as_it_was: Set[str], losses: Sequence[Finding]) -> It
             # The same words as in the finding on the setting itself: it is one cause.
             why = cause = told_of(loss, config)
         message = f"{why}; {target.dialect.name} uses {text} by default"
-        effect = min(effects, key=lambda one: one.rank)
+        effect = worst(effects)
         after = target_meaning[fields[0]] if path in fields else target.effective.get(path)
         yield Finding(
             path,

@@ -23,7 +23,7 @@ from bridge.files import (
 )
 from bridge.files.shown import show_value
 from bridge.plan.families import NULL
-from bridge.plan.families.schema import spell_value
+from bridge.plan.families.setting_types import spell_value
 from bridge.plan.free_sections import path_at, values_in_section
 from bridge.plan.section import Values, fields, nest
 from bridge.stack.dialect import Reading, Written, flags_of
@@ -34,7 +34,8 @@ from bridge.stack.rules import Effect
 from compat.automodel import signatures
 from compat.automodel.releases import NEW_LAYOUT, RELEASES, Release, instead, since, until
 from compat.automodel.schedules import Table, table
-from compat.automodel.schema import REST, SPELLED, TAKEN, AutoModel
+from compat.automodel.schema import AutoModel
+from compat.automodel.setting_types import REST, SPELLED, TAKEN
 from compat.automodel.value_types import expected, takes_text, typed
 
 RECIPE, OBJECT = "recipe", "object"

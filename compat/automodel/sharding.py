@@ -75,6 +75,11 @@ def strategy_of_manager(target: str | None) -> str:
     }.get(name, "fsdp2")
 
 
+def runs_megatron_fsdp(values: Group) -> bool:
+    """Return whether Megatron-FSDP shards the run."""
+    return running(values) == "megatron_fsdp"
+
+
 def running(values: Group) -> str:
     """Return the strategy of a recipe. In the older layout the manager class determines it."""
     return values.get(D + "strategy") or strategy_of_manager(values.get(D + "_target_"))

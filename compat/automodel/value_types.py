@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from bridge.plan.values import Leaves
-from compat.automodel.schema import DTYPES, AutoModel, Dtype, Mode, ModelDtype
+from compat.automodel.schema import AutoModel
+from compat.automodel.setting_types import DTYPES, Dtype, Mode, ModelDtype
 
 LEAVES = Leaves(
     AutoModel,

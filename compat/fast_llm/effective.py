@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from compat.fast_llm.releases import Release, release
-from compat.fast_llm.schema import DTYPES
+from compat.fast_llm.setting_types import DTYPES
 from compat.fast_llm.value_types import as_typed, nullable
 
 Flat = Mapping[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.plan.families import FAMILIES, Family, family_of, meaning
-from bridge.plan.families.schema import REST
+from bridge.plan.families.setting_types import REST
 from bridge.plan.plan import Plan
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect, How

@@ -15,7 +15,7 @@ from bridge.files import Document, check_nested, load
 from bridge.files.shown import show_value
 from bridge.plan.families import FAMILIES, NULL, ROTARY
 from bridge.plan.families.refusals import find_unread_keys
-from bridge.plan.families.schema import REST, spell_value
+from bridge.plan.families.setting_types import REST, spell_value
 from bridge.plan.section import Values, fields
 from bridge.stack.dialect import Reading, Written
 from bridge.stack.findings import Finding, Origin, unknown

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.plan.families import FAMILIES
-from bridge.plan.families.schema import REST
+from bridge.plan.families.setting_types import REST
 from bridge.plan.section import fields
 from bridge.stack.dialect import Config
 from bridge.testing.models import KEYS, of_family

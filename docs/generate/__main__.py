@@ -1,4 +1,4 @@
-"""Writes the pages made of schemas, rules and release facts, and the tables inside hand-written pages.
+"""Writes the pages made of schemas, rules and release facts, the tables inside hand-written pages, and the stubs of schemas.
 
 python docs/generate            # into the folder above this one
 python docs/generate --check    # exit code 1, and a list, where a page is out of date
@@ -19,6 +19,7 @@ import guide_tables
 import house_map
 import measuring
 import rule_examples
+import stubs
 
 HERE = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w ]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -75,6 +76,7 @@ def pages() -> dict[str, str]:
         **dialect_pages.pages(),
         **fidelity_pages.pages(),
         **guide_tables.pages(),
+        **stubs.pages(),
         **_filled(),
     }
 

@@ -18,7 +18,7 @@ from bridge.stack.dialect import Dialect
 from bridge.stack.rules import Effect
 from compat.fast_llm.formats import flow, text
 from compat.fast_llm.releases import KEYS, KNOWN, RELEASES
-from compat.fast_llm.schema import IMPORTANCE
+from compat.fast_llm.setting_types import IMPORTANCE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "fast_llm"
 LEVEL = "model.multi_stage.zero_stage"

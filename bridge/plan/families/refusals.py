@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import nearest
-from bridge.plan.families.schema import REST, spell_value
+from bridge.plan.families.setting_types import REST, spell_value
 from bridge.plan.families.source import NULL
 from bridge.plan.families.table import FAMILIES, accepted_kinds, read_by
 from bridge.stack.checks import Check, Remark, Seen

@@ -26,7 +26,8 @@ from bridge.plan.families import (
 from bridge.plan.families.codecs import undone
 from bridge.plan.families.source import Source
 from bridge.plan.plan import Plan, paths
-from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
+from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert, worst
+from bridge.stack.words import beyond, effect_if, give, some
 
 C = "model.config."
 CLASS, TYPE, CODE = C + "_target_", C + "model_type", C + "architectures"
@@ -88,6 +89,10 @@ def family(values: Group) -> Family:
     target = values.get(CLASS)
     name = of_class(target) if isinstance(target, str) else None
     return family_of(name or values.get(TYPE)) or GENERIC
+
+
+def _family_name(values: Group) -> str | None:
+    return family(values).name or None
 
 
 def model_fields(values: Group) -> Mapping[str, Any]:
@@ -290,13 +295,11 @@ OTHERS = tuple(path for path in (*KEYS, *NAMED, *MODEL))
 FAMILY = convert(
     (*NAMED, CODE, BUILT),
     "model.family",
-    lambda values, context: {"model.family": family(values).name or None},
+    give("model.family", _family_name),
     _write_family,
     # A plan starts from random weights; any other way to build the model brings weights of its own.
-    effect=lambda values: (
-        Effect.NUMBERS
-        if _is_strange(values) or values.get(BUILT) not in (None, ANEW)
-        else EFFECTS["model.family"]
+    effect=effect_if(
+        some(_is_strange, beyond(BUILT, ANEW)), Effect.NUMBERS, EFFECTS["model.family"]
     ),
     sees=(*(path for path in OTHERS if path not in (*NAMED, "model.family")), "parallel.expert"),
     carries={CLASS: "model.family", TYPE: "model.family", CODE: (), BUILT: ()},
@@ -371,9 +374,7 @@ def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
         ours,
         _read_fields(ours),
         write,
-        effect=_effect_on_model(
-            keys, min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank)
-        ),
+        effect=_effect_on_model(keys, worst(EFFECTS[path] for path in ours)),
         sees=(
             *(path for path in OTHERS if path not in (*theirs, *ours)),
             *((PIPELINE,) if tied else ()),
@@ -382,7 +383,7 @@ def _group_rule(keys: tuple[str, ...], paths: tuple[str, ...]) -> Rule:
         blurs=lambda values: family(values).leaves_open(
             *(key for key in keys if values.get(C + key) is not None)
         ),
-        tells=lambda values: UNTOLD,
+        tells=UNTOLD,
         lossy="AutoModel cannot tie embeddings in a pipeline, so they are untied; train without a pipeline to tie them"
         if tied
         else "the model's family determines this field",

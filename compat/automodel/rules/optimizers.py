@@ -169,12 +169,14 @@ SWITCHED: Rule = convert(
 )
 
 
-def _is_blurred(target: str | None) -> bool:
+def _is_blurred(values: Group) -> bool:
     """Return whether a plan cannot hold an optimizer class, or not all that it does."""
+    target = values.get("optimizer._target_")
     return target is not None and target not in TORCH.values() and not is_fused(target)
 
 
-def _tell_class(target: str | None) -> str:
+def _tell_class(values: Group) -> str:
+    target = values.get("optimizer._target_")
     names = ", ".join(sorted(name.rpartition(".")[2] for name in TORCH.values()))
     if target in CLASSES:
         return f"{target} keeps weights and moments in formats of its own; torch's class of the same name does not"
@@ -197,8 +199,8 @@ RULE: Rule = convert(
     },
     # Transformer Engine's make the same steps as torch's; the formats of its moments have their own
     # row.
-    blurs=lambda values: _is_blurred(values.get("optimizer._target_")),
-    tells=lambda values: _tell_class(values.get("optimizer._target_")),
+    blurs=_is_blurred,
+    tells=_tell_class,
     lossy=(
         "stagebridge translates torch's Adam, AdamW, SGD and Adagrad, and Transformer Engine's"
         " FusedAdam; other classes keep their state in other formats"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from bridge.stack.rules import Context, Effect, Group, convert
+from bridge.stack.words import no
 from compat.automodel.rules.model import LAYERS, NAMED, count_layers
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, number, request, stage_modules
@@ -23,32 +24,6 @@ SPLIT = (
     PP + "layers_per_stage",
     PP + "round_virtual_stages_to_pp_multiple",
     PP + "module_fqns_per_model_part",
-)
-
-STAGES = convert(
-    SPLIT,
-    ("stages.rule", "stages.layers_per_stage", "stages.boundaries", "schedule.virtual"),
-    lambda values, context: _read_stages(values),
-    lambda values, context: _write_stages(values),
-    effect=Effect.COST,
-    sees=(
-        D + "pp_size",
-        PP + "pp_schedule",
-        *LAYERS,
-        *NAMED,
-        "parallel.pipeline",
-        "schedule.name",
-        "model.layers",
-    ),
-    carries={
-        SPLIT[0]: ("schedule.virtual", "stages.rule", "stages.layers_per_stage"),
-        SPLIT[1]: ("schedule.virtual", "stages.rule"),
-        SPLIT[2]: ("stages.rule", "stages.boundaries"),
-    },
-    note="the number of virtual stages depends on the number of layers; set model.config.num_hidden_layers",
-    lossy="AutoModel distributes layers evenly, or uses a list of module names for each stage",
-    blurs=lambda values: count_layers(values) is None,
-    source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
 )
 
 
@@ -117,6 +92,33 @@ def _write_stages(values: Group) -> Group:
     return {SPLIT[0]: settings[0], SPLIT[1]: settings[1]} if settings else {}
 
 
+STAGES = convert(
+    SPLIT,
+    ("stages.rule", "stages.layers_per_stage", "stages.boundaries", "schedule.virtual"),
+    _read_stages,
+    _write_stages,
+    effect=Effect.COST,
+    sees=(
+        D + "pp_size",
+        PP + "pp_schedule",
+        *LAYERS,
+        *NAMED,
+        "parallel.pipeline",
+        "schedule.name",
+        "model.layers",
+    ),
+    carries={
+        SPLIT[0]: ("schedule.virtual", "stages.rule", "stages.layers_per_stage"),
+        SPLIT[1]: ("schedule.virtual", "stages.rule"),
+        SPLIT[2]: ("stages.rule", "stages.boundaries"),
+    },
+    note="the number of virtual stages depends on the number of layers; set model.config.num_hidden_layers",
+    lossy="AutoModel distributes layers evenly, or uses a list of module names for each stage",
+    blurs=no(count_layers),
+    source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
+)
+
+
 NAMEABLE = 10_000
 """Largest number of layers for which a recipe lists the module names of each stage."""
 
@@ -149,27 +151,6 @@ PLAIN = {loop: plain for plain, loop in LOOPED.items()} | {
 """A table from each schedule with several stages on each rank to the schedule to use with one
 stage. Zero-bubble schedules, which split the backward pass, need several stages and become 1f1b.
 """
-
-SCHEDULE = convert(
-    (PP + "pp_schedule", PP + "pp_schedule_csv", "autopipeline._target_"),
-    ("schedule.name", "schedule.csv"),
-    lambda values, context: _read_schedule(values),
-    lambda values, context: _write_schedule(values, context),
-    effect=Effect.COST,
-    sees=(D + "pp_size", SPLIT[2], "parallel.pipeline", "schedule.virtual", "stages.boundaries"),
-    carries={
-        PP + "pp_schedule": "schedule.name",
-        PP + "pp_schedule_csv": "schedule.csv",
-        "autopipeline._target_": (),
-    },
-    blurs=lambda values: (
-        PP + "pp_schedule_csv" in values
-        or values.get(PP + "pp_schedule", "").lower() == "dualpipev"
-    ),
-    note="the class of the pipeline in the layout before 0.3.0",
-    lossy="torch has some schedules only for one stage on each rank, and others only for several",
-    source="torch.distributed.pipelining.schedules: get_schedule_class; pipelining/functional.py: build_pipeline_schedule",
-)
 
 
 def _read_schedule(values: Group) -> Group:
@@ -212,3 +193,25 @@ def _write_schedule(values: Group, context: Context) -> Group:
     csv = values.get("schedule.csv") if values.get("schedule.name") == "csv" else None
     old = {} if context.since("0.3.0") else {"autopipeline._target_": AUTOPIPELINE}
     return {PP + "pp_schedule": schedule_name(values), PP + "pp_schedule_csv": csv, **old}
+
+
+SCHEDULE = convert(
+    (PP + "pp_schedule", PP + "pp_schedule_csv", "autopipeline._target_"),
+    ("schedule.name", "schedule.csv"),
+    _read_schedule,
+    _write_schedule,
+    effect=Effect.COST,
+    sees=(D + "pp_size", SPLIT[2], "parallel.pipeline", "schedule.virtual", "stages.boundaries"),
+    carries={
+        PP + "pp_schedule": "schedule.name",
+        PP + "pp_schedule_csv": "schedule.csv",
+        "autopipeline._target_": (),
+    },
+    blurs=lambda values: (
+        PP + "pp_schedule_csv" in values
+        or values.get(PP + "pp_schedule", "").lower() == "dualpipev"
+    ),
+    note="the class of the pipeline in the layout before 0.3.0",
+    lossy="torch has some schedules only for one stage on each rank, and others only for several",
+    source="torch.distributed.pipelining.schedules: get_schedule_class; pipelining/functional.py: build_pipeline_schedule",
+)

@@ -15,6 +15,7 @@ from bridge.stack.rules import (
     rename,
     scale_rule,
 )
+from bridge.stack.words import beyond, every, first, give, given, look_up, of, off
 from compat.automodel.rules.pipeline import D
 
 STEP = "step_scheduler."
@@ -26,10 +27,8 @@ SEED = convert(
     SEEDS,
     "run.seed",
     # The first that is given: the training recipes read the top level, and ignore the section.
-    lambda values, context: {
-        "run.seed": next((values[path] for path in SEEDS if values.get(path) is not None), None)
-    },
-    lambda values, context: {"seed": values.get("run.seed")},
+    give("run.seed", first(*SEEDS)),
+    give("seed", of("run.seed")),
     effect=EFFECTS["run.seed"],
     blurs=lambda values: (
         None not in (values.get("seed"), values.get("rng.seed"))
@@ -46,7 +45,7 @@ BACKEND = convert(
     lambda values, context: {
         "run.backend": next((values[path] for path in BACKENDS if values.get(path)), None)
     },
-    lambda values, context: {BACKENDS[0]: values.get("run.backend")},
+    give(BACKENDS[0], of("run.backend")),
     effect=Effect.COST,
     source="components/distributed/init_utils.py: initialize_distributed",
 )
@@ -90,7 +89,7 @@ SAVES = convert(
         else {EVERY: values.get("run.save_interval")}
     ),
     effect=EFFECTS["run.save_interval"],
-    blurs=lambda values: values.get(SAVED) is False and values.get(EVERY) is not None,
+    blurs=every(off(SAVED), given(EVERY)),
     lossy="if checkpoints are off, the interval between them is lost",
     source="components/checkpoint/checkpointing.py: save_model returns if config.enabled is off",
 )
@@ -112,12 +111,10 @@ RULES = (
     convert(
         DISPATCHER,
         "parallel.dispatcher",
-        lambda values, context: {
-            "parallel.dispatcher": DISPATCHERS.get(values.get(DISPATCHER) or "")
-        },
-        lambda values, context: {DISPATCHER: WRITTEN.get(values.get("parallel.dispatcher") or "")},
+        give("parallel.dispatcher", look_up(DISPATCHERS, DISPATCHER)),
+        give(DISPATCHER, look_up(WRITTEN, "parallel.dispatcher")),
         effect=EFFECTS["parallel.dispatcher"],
-        blurs=lambda values: values.get(DISPATCHER) not in (None, *DISPATCHERS),
+        blurs=beyond(DISPATCHER, *DISPATCHERS),
         lossy="stagebridge translates only two of AutoModel's token dispatchers, DeepEP and HybridEP",
         source="components/models/common/utils.py: BackendConfig.dispatcher",
     ),

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
+from bridge.stack.words import effect_if, every, given, no, on, some
 from compat.automodel.rules.learning_rate import SEES as SCHEDULE_SEES, writes_section
 from compat.automodel.rules.optimizers import (
     CLASSES,
@@ -19,7 +20,7 @@ from compat.automodel.rules.optimizers import (
     needs_fused,
 )
 from compat.automodel.rules.pipeline import D
-from compat.automodel.sharding import STRATEGY_SEES, running, strategy
+from compat.automodel.sharding import STRATEGY_SEES, runs_megatron_fsdp, strategy
 
 # 8-bit products
 
@@ -118,11 +119,7 @@ FP8 = convert(
     },
     blurs=_has_no_twin,
     mixed=True,
-    effect=lambda values: (
-        Effect.NUMBERS
-        if values.get(TE + "recipe") is not None or _is_torchao(values)
-        else Effect.ROUNDING
-    ),
+    effect=effect_if(some(given(TE + "recipe"), _is_torchao), Effect.NUMBERS, Effect.ROUNDING),
     note="the way in which linear layers are computed",
     lossy="Transformer Engine has recipes current, block and mxfp8, each in one format; only torchao gathers weights in FP8",
     source="components/models/common/utils.py: TEFp8Config; components/quantization/fp8.py: apply_fp8_to_model",
@@ -366,7 +363,7 @@ def _switch_rule(theirs: str, ours: str) -> Rule:
         )
 
     def read(values: Group, context: Context) -> Group:
-        return {ours: True} if values.get(theirs) and running(values) == "megatron_fsdp" else {}
+        return {ours: True} if values.get(theirs) and runs_megatron_fsdp(values) else {}
 
     return convert(
         theirs,
@@ -375,7 +372,7 @@ def _switch_rule(theirs: str, ours: str) -> Rule:
         write,
         effect=EFFECTS[ours],
         sees=(D + "strategy", D + "_target_", *(path for path in STRATEGY_SEES if path != ours)),
-        blurs=lambda values: bool(values.get(theirs)) and running(values) != "megatron_fsdp",
+        blurs=every(on(theirs), no(runs_megatron_fsdp)),
         lossy="only Megatron-FSDP has this switch",
         source="components/distributed/config.py: MegatronFSDPConfig",
     )

@@ -25,9 +25,12 @@ from bridge.stack.rules import (
     each_only_ours,
     lacks,
     longest,
+    nothing,
     only_ours,
     rename,
+    worst,
 )
+from bridge.stack.words import above, either, every, give, given, no, of, off, on, some
 from compat.automodel import habits
 from compat.automodel.formats import NAMED
 from compat.automodel.rules import model, run_length, switches, weight_decay
@@ -36,7 +39,14 @@ from compat.automodel.rules.optimizers import RULE as OPTIMIZER, SWITCHED
 from compat.automodel.rules.pipeline import PP, SCHEDULE, STAGES, D, pipeline_ranks, schedule_name
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
-from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, running, selects, strategy
+from compat.automodel.sharding import (
+    BUFFERED,
+    STRATEGY_SEES,
+    running,
+    runs_megatron_fsdp,
+    selects,
+    strategy,
+)
 
 MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
@@ -55,10 +65,8 @@ def mesh_rules() -> tuple[Rule, ...]:
             (),
             "parallel.expert_tensor",
             # Only a plan with expert ranks has a size for them.
-            lambda values, context: (
-                {"parallel.expert_tensor": 1} if (values.get(D + "ep_size") or 1) > 1 else {}
-            ),
-            lambda values, context: {},
+            give("parallel.expert_tensor", 1, above(D + "ep_size")),
+            nothing,
             effect=Effect.ROUNDING,
             sees=(D + "ep_size",),
             note=(
@@ -69,10 +77,7 @@ def mesh_rules() -> tuple[Rule, ...]:
         convert(
             D + "sequence_parallel",
             "parallel.sequence",
-            lambda values, context: {
-                "parallel.sequence": bool(values.get(D + "sequence_parallel"))
-                and _can_split_norms(values)
-            },
+            give("parallel.sequence", every(on(D + "sequence_parallel"), _can_split_norms)),
             lambda values, context: (
                 {D + "sequence_parallel": True}
                 if values.get("parallel.sequence") and strategy(values, context) == "fsdp2"
@@ -80,7 +85,7 @@ def mesh_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.COST,
             sees=(D + "tp_size", D + "strategy", *STRATEGY_SEES),
-            blurs=lambda values: not _can_split_norms(values),
+            blurs=no(_can_split_norms),
             lossy="only FSDP2's tensor-parallel plan has sequence parallelism in AutoModel",
             source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as in Megatron;"
             " megatron_fsdp.py: parallelize passes False",
@@ -112,36 +117,6 @@ STEP, PASS, MICRO = (
     "step_scheduler.global_batch_size",
     "step_scheduler.local_batch_size",
     PP + "pp_microbatch_size",
-)
-
-BATCH = convert(
-    (STEP, PASS, MICRO, D + "dp_size"),
-    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
-    lambda values, context: _read_batch(values),
-    lambda values, context: _write_batch(values),
-    sees=(
-        PP + "pp_batch_size",
-        D + "pp_size",
-        "parallel.pipeline",
-        "schedule.name",
-        "schedule.virtual",
-        "stages.boundaries",
-    ),
-    blurs=lambda values: (
-        pipeline_ranks(values) > 1
-        and (values.get(STEP) is None or values.get(D + "dp_size") is None)
-    ),
-    carries={
-        STEP: ("batch.global_", "batch.accumulation"),
-        PASS: ("batch.micro", "batch.accumulation"),
-        MICRO: "batch.micro",
-        D + "dp_size": "parallel.data",
-    },
-    lossy=(
-        "in other stacks all micro batches of a step run through the pipeline in one pass; AutoModel may"
-        " run several passes in a step"
-    ),
-    source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
 )
 
 
@@ -182,6 +157,34 @@ def _write_batch(values: Group) -> Group:
     return {**batch, MICRO: micro, PASS: micro * together}
 
 
+BATCH = convert(
+    (STEP, PASS, MICRO, D + "dp_size"),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    _read_batch,
+    _write_batch,
+    sees=(
+        PP + "pp_batch_size",
+        D + "pp_size",
+        "parallel.pipeline",
+        "schedule.name",
+        "schedule.virtual",
+        "stages.boundaries",
+    ),
+    blurs=every(above(D + "pp_size"), no(every(given(STEP), given(D + "dp_size")))),
+    carries={
+        STEP: ("batch.global_", "batch.accumulation"),
+        PASS: ("batch.micro", "batch.accumulation"),
+        MICRO: "batch.micro",
+        D + "dp_size": "parallel.data",
+    },
+    lossy=(
+        "in other stacks all micro batches of a step run through the pipeline in one pass; AutoModel may"
+        " run several passes in a step"
+    ),
+    source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
+)
+
+
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors, largest first."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
@@ -191,41 +194,6 @@ def divisors(number: int) -> tuple[int, ...]:
 # Sharding
 
 SHARDED = ("zero.stage", "zero.replicas")
-ZERO = convert(
-    (
-        D + "strategy",
-        D + "_target_",
-        D + "reshard_after_forward",
-        D + "zero_dp_strategy",
-        D + "dp_replicate_size",
-    ),
-    SHARDED,
-    lambda values, context: _read_zero(values),
-    lambda values, context: _write_zero(values, context),
-    effect=Effect.COST,
-    sees=(
-        "parallel.data",
-        D + "pp_size",
-        PP + "pp_schedule",
-        "parallel.tensor",
-        "parallel.pipeline",
-        "parallel.context",
-        "parallel.expert",
-        "schedule.name",
-        *BUFFERED,
-    ),
-    carries={
-        D + "_target_": (),
-        D + "dp_replicate_size": "zero.replicas",
-        D + "reshard_after_forward": "zero.stage",
-    },
-    blurs=lambda values: (
-        values.get(D + "strategy") == "megatron_fsdp" or _is_split(values.get(PP + "pp_schedule"))
-    ),
-    lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
-    note="the manager class of the older layout",
-    source="components/distributed/config.py: reshard_after_forward; ZeRO level 3 breaks schedules with a split backward pass",
-)
 
 
 def _is_split(name: str | None) -> bool:
@@ -275,41 +243,47 @@ def _write_zero(values: Group, context: Context) -> Group:
     return {**choice, **resharding, D + "dp_replicate_size": replicas}
 
 
+ZERO = convert(
+    (
+        D + "strategy",
+        D + "_target_",
+        D + "reshard_after_forward",
+        D + "zero_dp_strategy",
+        D + "dp_replicate_size",
+    ),
+    SHARDED,
+    _read_zero,
+    _write_zero,
+    effect=Effect.COST,
+    sees=(
+        "parallel.data",
+        D + "pp_size",
+        PP + "pp_schedule",
+        "parallel.tensor",
+        "parallel.pipeline",
+        "parallel.context",
+        "parallel.expert",
+        "schedule.name",
+        *BUFFERED,
+    ),
+    carries={
+        D + "_target_": (),
+        D + "dp_replicate_size": "zero.replicas",
+        D + "reshard_after_forward": "zero.stage",
+    },
+    blurs=lambda values: (
+        values.get(D + "strategy") == "megatron_fsdp" or _is_split(values.get(PP + "pp_schedule"))
+    ),
+    lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
+    note="the manager class of the older layout",
+    source="components/distributed/config.py: reshard_after_forward; ZeRO level 3 breaks schedules with a split backward pass",
+)
+
+
 # Precision
 
 POLICY = D + "mp_policy."
 MODEL_DTYPE = "model.torch_dtype"
-
-PRECISION = convert(
-    (
-        MODEL_DTYPE,
-        POLICY + "param_dtype",
-        POLICY + "reduce_dtype",
-        POLICY + "output_dtype",
-        POLICY + "cast_forward_inputs",
-        D + "autocast_dtype",
-        D + "grad_reduce_in_fp32",
-        D + "preserve_fp32_weights",
-    ),
-    ("precision.compute", "precision.master", "precision.reduce", "precision.autocast"),
-    lambda values, context: read_precision(values),
-    lambda values, context: _write_precision(values, context),
-    sees=(D + "strategy", D + "_target_", *STRATEGY_SEES),
-    carries={
-        MODEL_DTYPE: "precision.master",
-        POLICY + "param_dtype": "precision.compute",
-        POLICY + "reduce_dtype": "precision.reduce",
-        POLICY + "output_dtype": (),
-        POLICY + "cast_forward_inputs": (),
-        D + "autocast_dtype": "precision.autocast",
-        D + "grad_reduce_in_fp32": "precision.reduce",
-        D + "preserve_fp32_weights": "precision.master",
-    },
-    mixed=True,
-    note="FSDP2 casts inputs and outputs of a sharded module",
-    lossy="AutoModel stores and updates weights in the model's format, and DDP reduces gradients in this format",
-    source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
-)
 
 
 def read_precision(values: Group) -> Group:
@@ -371,21 +345,41 @@ def _write_precision(values: Group, context: Context) -> Group:
     }
 
 
+PRECISION = convert(
+    (
+        MODEL_DTYPE,
+        POLICY + "param_dtype",
+        POLICY + "reduce_dtype",
+        POLICY + "output_dtype",
+        POLICY + "cast_forward_inputs",
+        D + "autocast_dtype",
+        D + "grad_reduce_in_fp32",
+        D + "preserve_fp32_weights",
+    ),
+    ("precision.compute", "precision.master", "precision.reduce", "precision.autocast"),
+    read_precision,
+    _write_precision,
+    sees=(D + "strategy", D + "_target_", *STRATEGY_SEES),
+    carries={
+        MODEL_DTYPE: "precision.master",
+        POLICY + "param_dtype": "precision.compute",
+        POLICY + "reduce_dtype": "precision.reduce",
+        POLICY + "output_dtype": (),
+        POLICY + "cast_forward_inputs": (),
+        D + "autocast_dtype": "precision.autocast",
+        D + "grad_reduce_in_fp32": "precision.reduce",
+        D + "preserve_fp32_weights": "precision.master",
+    },
+    mixed=True,
+    note="FSDP2 casts inputs and outputs of a sharded module",
+    lossy="AutoModel stores and updates weights in the model's format, and DDP reduces gradients in this format",
+    source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
+)
+
+
 # The rest of what both sides know
 
 CHECKPOINTS = D + "activation_checkpointing"
-
-RECOMPUTE = convert(
-    CHECKPOINTS,
-    ("recompute.granularity", "recompute.method", "recompute.layers"),
-    lambda values, context: _read_recompute(values),
-    lambda values, context: {CHECKPOINTS: _read_mode(values, context)},
-    effect=Effect.COST,
-    sees=STRATEGY_SEES,
-    carries={CHECKPOINTS: ("recompute.granularity",)},
-    lossy="AutoModel recomputes either all layers, or parts that it selects itself",
-    source="recipes/_dist_utils.py: _normalize_activation_checkpointing",
-)
 
 
 def _read_mode(values: Group, context: Context) -> bool | str:
@@ -410,26 +404,36 @@ def _read_recompute(values: Group) -> Group:
     return {"recompute.granularity": "selective" if mode == "selective" else "none"}
 
 
+RECOMPUTE = convert(
+    CHECKPOINTS,
+    ("recompute.granularity", "recompute.method", "recompute.layers"),
+    _read_recompute,
+    lambda values, context: {CHECKPOINTS: _read_mode(values, context)},
+    effect=Effect.COST,
+    sees=STRATEGY_SEES,
+    carries={CHECKPOINTS: ("recompute.granularity",)},
+    lossy="AutoModel recomputes either all layers, or parts that it selects itself",
+    source="recipes/_dist_utils.py: _normalize_activation_checkpointing",
+)
+
+
 UNBOUND = 1e9
 """A bound on the gradient norm that no run reaches, which stands for no clipping. AutoModel always
 clips, and a bound of 0 would stop all learning.
 """
 
+
+def _is_unbounded(values: Group) -> bool:
+    return (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND
+
+
 CLIP = convert(
     "clip_grad_norm.max_norm",
     "optimizer.clip",
-    lambda values, context: {
-        "optimizer.clip": 0.0
-        if (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND
-        else values.get("clip_grad_norm.max_norm")
-    },
-    lambda values, context: (
-        {"clip_grad_norm.max_norm": values.get("optimizer.clip") or UNBOUND}
-        if values.get("optimizer.clip") is not None
-        else {}
-    ),
+    give("optimizer.clip", either(_is_unbounded, 0.0, of("clip_grad_norm.max_norm"))),
+    give("clip_grad_norm.max_norm", of("optimizer.clip", UNBOUND), given("optimizer.clip")),
     lossy="AutoModel always clips: 1e9 means no clipping, and before 0.3.0 the bound is always 1.0",
-    blurs=lambda values: (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND,
+    blurs=_is_unbounded,
     source="recipes/llm/train_ft.py: max_grad_norm is 1.0 unless given",
 )
 
@@ -476,22 +480,6 @@ SEQUENCE = convert(
     ),
 )
 
-ASYNC = convert(
-    D + "enable_async_tensor_parallel",
-    "parallel.tensor_overlap",
-    lambda values, context: _read_async(values),
-    lambda values, context: (
-        {D + "enable_async_tensor_parallel": values.get("parallel.tensor_overlap")}
-        if (values.get("parallel.tensor") or 1) > 1 and strategy(values, context) == "fsdp2"
-        else {}
-    ),
-    effect=Effect.COST,
-    sees=(D + "strategy", D + "_target_", D + "tp_size", *STRATEGY_SEES),
-    blurs=lambda values: not _read_async(values),
-    lossy="only FSDP2 overlaps tensor-parallel communication",
-    source="components/distributed/config.py: FSDP2Config.enable_async_tensor_parallel",
-)
-
 
 def _read_async(values: Group) -> Group:
     works = (values.get(D + "tp_size") or 1) > 1 and running(values) == "fsdp2"
@@ -500,41 +488,25 @@ def _read_async(values: Group) -> Group:
     )
 
 
-SIZES = {"tp_size": "tensor", "pp_size": "pipeline", "cp_size": "context", "ep_size": "expert"}
-SWITCHES = (D + "overlap_grad_reduce", D + "overlap_param_gather")
-
-
-OVERLAP = convert(
-    SWITCHES,
-    ("zero.overlap", "zero.overlap_gather"),
-    lambda values, context: _read_overlap(values, context),
+ASYNC = convert(
+    D + "enable_async_tensor_parallel",
+    "parallel.tensor_overlap",
+    _read_async,
     lambda values, context: (
-        dict(
-            zip(
-                SWITCHES,
-                (values.get("zero.overlap"), values.get("zero.overlap_gather")),
-                strict=True,
-            )
-        )
-        if strategy(values, context) == "megatron_fsdp"
+        {D + "enable_async_tensor_parallel": values.get("parallel.tensor_overlap")}
+        if (values.get("parallel.tensor") or 1) > 1 and strategy(values, context) == "fsdp2"
         else {}
     ),
     effect=Effect.COST,
-    sees=(
-        *(D + name for name in ("strategy", "_target_", "zero_dp_strategy", *SIZES)),
-        *switches.BUFFERS,
-        *STRATEGY_SEES,
-    ),
-    blurs=lambda values: (
-        running(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES)
-    ),
-    carries={
-        D + "overlap_grad_reduce": "zero.overlap",
-        D + "overlap_param_gather": "zero.overlap_gather",
-    },
-    lossy="FSDP2 and DDP always overlap messages with compute; only Megatron-FSDP has switches for overlaps",
-    source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
+    sees=(D + "strategy", D + "_target_", D + "tp_size", *STRATEGY_SEES),
+    blurs=no(_read_async),
+    lossy="only FSDP2 overlaps tensor-parallel communication",
+    source="components/distributed/config.py: FSDP2Config.enable_async_tensor_parallel",
 )
+
+
+SIZES = {"tp_size": "tensor", "pp_size": "pipeline", "cp_size": "context", "ep_size": "expert"}
+SWITCHES = (D + "overlap_grad_reduce", D + "overlap_param_gather")
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
@@ -557,6 +529,37 @@ def _read_overlap(values: Group, context: Context) -> Group:
         "zero.overlap_gather": values.get(SWITCHES[1]),
     }
     return {path: value for path, value in settings.items() if value is not None}
+
+
+OVERLAP = convert(
+    SWITCHES,
+    ("zero.overlap", "zero.overlap_gather"),
+    _read_overlap,
+    lambda values, context: (
+        dict(
+            zip(
+                SWITCHES,
+                (values.get("zero.overlap"), values.get("zero.overlap_gather")),
+                strict=True,
+            )
+        )
+        if strategy(values, context) == "megatron_fsdp"
+        else {}
+    ),
+    effect=Effect.COST,
+    sees=(
+        *(D + name for name in ("strategy", "_target_", "zero_dp_strategy", *SIZES)),
+        *switches.BUFFERS,
+        *STRATEGY_SEES,
+    ),
+    blurs=every(runs_megatron_fsdp, some(*map(off, SWITCHES))),
+    carries={
+        D + "overlap_grad_reduce": "zero.overlap",
+        D + "overlap_param_gather": "zero.overlap_gather",
+    },
+    lossy="FSDP2 and DDP always overlap messages with compute; only Megatron-FSDP has switches for overlaps",
+    source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
+)
 
 
 def missing_rules() -> tuple[Rule, ...]:
@@ -725,7 +728,7 @@ def _worst_effect(path: str) -> Callable[[Group], Effect]:
 
     def effect(values: Group) -> Effect:
         uses = (FREE[path].get(key, Use.COMPUTES) for key in values.get(path) or {})
-        return min((use.effect for use in uses), key=lambda one: one.rank, default=Effect.NONE)
+        return worst(use.effect for use in uses)
 
     return effect
 
@@ -860,7 +863,7 @@ entries match a field, the longest entry applies.
 CLASS = convert(
     "recipe",
     (),
-    lambda values, context: {},
+    nothing,
     lambda values, context: (
         {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {}
     ),
@@ -872,10 +875,8 @@ CLASS = convert(
 ENTROPY = convert(
     "loss_fn",
     (),
-    lambda values, context: {},
-    lambda values, context: {
-        "loss_fn": {"_target_": f"nemo_automodel.components.loss.masked_ce.{ENTROPIES[0]}"}
-    },
+    nothing,
+    give("loss_fn", {"_target_": f"nemo_automodel.components.loss.masked_ce.{ENTROPIES[0]}"}),
     effect=_loss_effect,
     note="how the loss is computed",
     source="recipes/llm/train_ft.py: setup; components/loss/masked_ce.py: MaskedCrossEntropy",

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
+from bridge.stack.rules import EFFECTS, Context, Group, convert
+from bridge.stack.words import effect_if, give, of, on, some
 from compat.automodel.rules.learning_rate import GROUPED as SINCE, SCOPE
 from compat.automodel.rules.optimizers import CLASSES
 
@@ -119,9 +120,7 @@ RULES = (
             and (values.get(THEIRS[1]) is None or values[THEIRS[1]] != values.get(THEIRS[2]))
             else {}
         ),
-        lambda values, context: (
-            dict(zip(THEIRS, map(values.get, PLAN), strict=True)) if values.get(PLAN[0]) else {}
-        ),
+        give(dict(zip(THEIRS, map(of, PLAN), strict=True)), when=on(PLAN[0])),
         effect=EFFECTS[PLAN[0]],
         carries=dict(zip(THEIRS, PLAN, strict=True)),
         source="components/optim/scheduler.py: OptimizerParamScheduler.get_wd",
@@ -131,11 +130,7 @@ RULES = (
         (SCOPE, *RATES),
         _read_groups,
         _write_groups,
-        effect=lambda values: (
-            EFFECTS[SCOPE]
-            if values.get("optimizer.weight_decay") or values.get(GROUPS)
-            else Effect.NONE
-        ),
+        effect=effect_if(some(on("optimizer.weight_decay"), on(GROUPS)), EFFECTS[SCOPE]),
         sees=("optimizer._target_", "optimizer.weight_decay", SCHEDULER),
         blurs=_has_odd_groups,
         carries={"optimizer.weight_decay": SCOPE},

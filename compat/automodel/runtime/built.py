@@ -19,7 +19,7 @@ from bridge.files import existing_path
 from bridge.stack.findings import Finding
 from bridge.stack.rules import Effect
 from compat.automodel.runtime.sections import TARGET, Section
-from compat.automodel.schema import DTYPES
+from compat.automodel.setting_types import DTYPES
 
 LOADED, MADE = "from_pretrained", "from_config"
 CLASSES = ("NeMoAutoModelForCausalLM", "AutoModelForCausalLM")

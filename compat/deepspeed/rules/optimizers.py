@@ -7,6 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.stack.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
+from bridge.stack.words import (
+    among,
+    beyond,
+    effect_if,
+    either,
+    every,
+    give,
+    given,
+    no,
+    of,
+    on,
+    some,
+)
 from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"
@@ -133,13 +146,11 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer": "optimizer.name",
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
-    blurs=lambda values: (
-        bool(values.get("optimizer.type")) and (_plan_name(values) is None or _compresses(values))
-    ),
-    tells=lambda values: (
-        "the optimizer communicates one bit for each element, and has no bias correction"
-        if _compresses(values)
-        else ""
+    blurs=every(on("optimizer.type"), some(no(_plan_name), _compresses)),
+    tells=either(
+        _compresses,
+        "the optimizer communicates one bit for each element, and has no bias correction",
+        "",
     ),
     lossy=(
         "stagebridge translates only optimizers that several stacks have; others stay in the training"
@@ -266,7 +277,7 @@ SCHEDULER = convert(
         "scheduler.params.cos_min_ratio": "optimizer.schedule.minimum",
         **{f"code.scheduler.{name}": f"optimizer.schedule.{name}" for name in SCHEDULE},
     },
-    blurs=lambda values: values.get("scheduler.type") is not None,
+    blurs=given("scheduler.type"),
     tells=lambda values: (
         ""
         if values["scheduler.type"] in SHAPES
@@ -340,20 +351,15 @@ DECAYED = (
     convert(
         SCOPE,
         "optimizer.decay_scope",
-        lambda values, context: (
-            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _plan_name(values) else {}
-        ),
+        give("optimizer.decay_scope", of(SCOPE, FLAT), _plan_name),
         # The script makes groups for every scope but "all". An
         # optimizer that DeepSpeed lacks is the script's altogether.
-        lambda values, context: (
-            {SCOPE: "matrices"}
-            if values.get("optimizer.name") in TYPES
-            and values.get("optimizer.decay_scope") not in (None, FLAT)
-            else {}
+        give(
+            SCOPE,
+            "matrices",
+            every(among("optimizer.name", *TYPES), beyond("optimizer.decay_scope", FLAT)),
         ),
-        effect=lambda values: (
-            Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE
-        ),
+        effect=effect_if(on(f"{PARAMS}.weight_decay"), Effect.NUMBERS),
         sees=(
             "optimizer.type",
             f"{PARAMS}.adam_w_mode",

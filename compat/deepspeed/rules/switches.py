@@ -4,32 +4,27 @@ parallelism.
 
 from __future__ import annotations
 
-from bridge.stack.rules import EFFECTS, Effect, Group, Rule, convert
+from bridge.stack.rules import EFFECTS, Effect, Rule, convert, nothing
+from bridge.stack.words import above, among, effect_if, give, of, on, some
 
 WANDB, AUTOCAST = "wandb", "torch_autocast"
-OFF: Group = {}
 
 
 RULES: tuple[Rule, ...] = (
     convert(
         (f"{WANDB}.enabled", f"{WANDB}.project", f"{WANDB}.team"),
         ("run.project", "run.entity"),
-        lambda values, context: (
-            {
-                "run.project": values.get(f"{WANDB}.project"),
-                "run.entity": values.get(f"{WANDB}.team"),
-            }
-            if values.get(f"{WANDB}.enabled")
-            else OFF
+        give(
+            {"run.project": of(f"{WANDB}.project"), "run.entity": of(f"{WANDB}.team")},
+            when=on(f"{WANDB}.enabled"),
         ),
-        lambda values, context: (
+        give(
             {
                 f"{WANDB}.enabled": True,
-                f"{WANDB}.project": values.get("run.project"),
-                f"{WANDB}.team": values.get("run.entity"),
-            }
-            if values.get("run.project") or values.get("run.entity")
-            else OFF
+                f"{WANDB}.project": of("run.project"),
+                f"{WANDB}.team": of("run.entity"),
+            },
+            when=some(on("run.project"), on("run.entity")),
         ),
         effect=EFFECTS["run.project"],
         carries={
@@ -43,17 +38,12 @@ RULES: tuple[Rule, ...] = (
     convert(
         (f"{AUTOCAST}.enabled", f"{AUTOCAST}.dtype"),
         "precision.autocast",
-        lambda values, context: (
-            {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"}
-            if values.get(f"{AUTOCAST}.enabled")
-            else OFF
+        give("precision.autocast", of(f"{AUTOCAST}.dtype", "bf16"), on(f"{AUTOCAST}.enabled")),
+        give(
+            {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": of("precision.autocast")},
+            when=among("precision.autocast", "bf16", "fp16", "fp32"),
         ),
-        lambda values, context: (
-            {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": values["precision.autocast"]}
-            if values.get("precision.autocast") in ("bf16", "fp16", "fp32")
-            else OFF
-        ),
-        effect=lambda values: Effect.NUMBERS if values.get(f"{AUTOCAST}.enabled") else Effect.NONE,
+        effect=effect_if(on(f"{AUTOCAST}.enabled"), Effect.NUMBERS),
         lossy="DeepSpeed's autocast supports only bf16, fp16 and fp32",
         source="runtime/torch_autocast.py: autocast_if_enabled; runtime/config.py: get_torch_autocast_dtype",
     ),
@@ -61,13 +51,12 @@ RULES: tuple[Rule, ...] = (
         (),
         "parallel.context_method",
         # Ulysses, of the script or of the file, is the one method that DeepSpeed has.
-        lambda values, context: (
-            {"parallel.context_method": "a2a"}
-            if (values.get("code.context_parallel") or 1) > 1
-            or (values.get("sequence_parallel_size") or 1) > 1
-            else OFF
+        give(
+            "parallel.context_method",
+            "a2a",
+            some(above("code.context_parallel"), above("sequence_parallel_size")),
         ),
-        lambda values, context: OFF,
+        nothing,
         effect=EFFECTS["parallel.context_method"],
         sees=("code.context_parallel", "sequence_parallel_size"),
         note="Ulysses uses an all-to-all, which exchanges heads for tokens",

@@ -16,9 +16,11 @@ from bridge.stack.rules import (
     complete_rules,
     convert,
     lacks,
+    nothing,
     only_ours,
     rename,
 )
+from bridge.stack.words import above, among, either, every, give, look_up, no, of, on
 from compat.deepspeed import habits
 from compat.deepspeed.checks_view import HALF, keeps_wide_masters, steps_on_cpu
 from compat.deepspeed.rules import run_length, switches, unmapped as unmapped_settings
@@ -41,10 +43,8 @@ def layout_rules() -> tuple[Rule, ...]:
             "parallel.tensor",
             # A plan does not tell who splits the layers, so it is
             # written as groups that the script builds.
-            lambda values, context: {"parallel.tensor": _tensor(values)},
-            lambda values, context: _above_one(
-                "code.tensor_parallel", values.get("parallel.tensor")
-            ),
+            give("parallel.tensor", _tensor),
+            give("code.tensor_parallel", of("parallel.tensor"), above("parallel.tensor")),
             effect=Effect.ROUNDING,
             lossy=(
                 "a plan does not express AutoTP; a DeepSpeed config that is made from a plan needs"
@@ -54,10 +54,8 @@ def layout_rules() -> tuple[Rule, ...]:
         convert(
             "code.pipeline_stages",
             "parallel.pipeline",
-            lambda values, context: {"parallel.pipeline": values.get("code.pipeline_stages") or 1},
-            lambda values, context: _above_one(
-                "code.pipeline_stages", values.get("parallel.pipeline")
-            ),
+            give("parallel.pipeline", of("code.pipeline_stages", 1)),
+            give("code.pipeline_stages", of("parallel.pipeline"), above("parallel.pipeline")),
             effect=Effect.ROUNDING,
             note="PipelineModule(num_stages=)",
         ),
@@ -65,10 +63,10 @@ def layout_rules() -> tuple[Rule, ...]:
             ("code.context_parallel", "sequence_parallel_size"),
             "parallel.context",
             _read_context,
-            lambda values, context: (
-                {}
-                if _cannot_split(values)
-                else _above_one("code.context_parallel", values.get("parallel.context"))
+            give(
+                "code.context_parallel",
+                of("parallel.context"),
+                every(no(_cannot_split), above("parallel.context")),
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
@@ -80,17 +78,15 @@ def layout_rules() -> tuple[Rule, ...]:
         convert(
             ("code.expert_parallel", "expert_parallel.enabled", "expert_parallel.autoep_size"),
             "parallel.expert",
-            lambda values, context: {
-                "parallel.expert": (
-                    values.get("expert_parallel.enabled")
-                    and values.get("expert_parallel.autoep_size")
-                )
-                or values.get("code.expert_parallel")
-                or 1
-            },
-            lambda values, context: _above_one(
-                "code.expert_parallel", values.get("parallel.expert")
+            give(
+                "parallel.expert",
+                either(
+                    every(on("expert_parallel.enabled"), on("expert_parallel.autoep_size")),
+                    of("expert_parallel.autoep_size"),
+                    of("code.expert_parallel", 1),
+                ),
             ),
+            give("code.expert_parallel", of("parallel.expert"), above("parallel.expert")),
             effect=Effect.ROUNDING,
             lossy=(
                 "a plan does not express AutoEP; a DeepSpeed config that is made from a plan needs"
@@ -131,10 +127,6 @@ def _cannot_split(values: Group) -> bool:
     return (values.get("parallel.pipeline") or 1) > 1 or uneven
 
 
-def _above_one(path: str, size: int | None) -> Group:
-    return {path: size} if size and size > 1 else {}
-
-
 def _tensor(values: Group) -> int:
     return max(
         values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1
@@ -164,14 +156,10 @@ def pipeline_rules() -> tuple[Rule, ...]:
             "code.partition_method",
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
             _read_partition,
-            lambda values, context: (
-                {
-                    "code.partition_method": METHODS.get(
-                        values.get("stages.rule") or "even", "uniform"
-                    )
-                }
-                if (values.get("parallel.pipeline") or 1) > 1
-                else {}
+            give(
+                "code.partition_method",
+                look_up(METHODS, "stages.rule", "uniform"),
+                above("parallel.pipeline"),
             ),
             effect=Effect.COST,
             sees=("code.pipeline_stages", "parallel.pipeline"),
@@ -182,10 +170,8 @@ def pipeline_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "schedule.name",
-            lambda values, context: (
-                {"schedule.name": "1f1b"} if (values.get("code.pipeline_stages") or 1) > 1 else {}
-            ),
-            lambda values, context: {},
+            give("schedule.name", "1f1b", above("code.pipeline_stages")),
+            nothing,
             effect=Effect.COST,
             sees=("code.pipeline_stages",),
             note=one,
@@ -218,26 +204,6 @@ AXES = (
     "code.pipeline_stages",
     "code.context_parallel",
     "sequence_parallel_size",
-)
-
-BATCH = convert(
-    ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"),
-    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
-    lambda values, context: _read_batch(values, context),
-    lambda values, context: _write_batch(values, context),
-    sees=(*AXES, "tensor_parallel.tp.tp_size", "parallel.context", *HEADS),
-    carries={
-        "train_micro_batch_size_per_gpu": "batch.micro",
-        "gradient_accumulation_steps": "batch.accumulation",
-        "train_batch_size": ("batch.global_", "parallel.data"),
-    },
-    lossy=(
-        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so DeepSpeed's"
-        " train_batch_size is too large; without batch keys the number of data-parallel ranks is"
-        " not known"
-    ),
-    source="runtime/config.py: _configure_train_batch_size; the mpu gives the number of"
-    " data-parallel ranks",
 )
 
 
@@ -286,6 +252,27 @@ def _read_batch(values: Group, context: Context) -> Group:
     }
 
 
+BATCH = convert(
+    ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    _read_batch,
+    _write_batch,
+    sees=(*AXES, "tensor_parallel.tp.tp_size", "parallel.context", *HEADS),
+    carries={
+        "train_micro_batch_size_per_gpu": "batch.micro",
+        "gradient_accumulation_steps": "batch.accumulation",
+        "train_batch_size": ("batch.global_", "parallel.data"),
+    },
+    lossy=(
+        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so DeepSpeed's"
+        " train_batch_size is too large; without batch keys the number of data-parallel ranks is"
+        " not known"
+    ),
+    source="runtime/config.py: _configure_train_batch_size; the mpu gives the number of"
+    " data-parallel ranks",
+)
+
+
 def _data_ranks(values: Group, context: Context) -> int | None:
     if context.world_size is None:
         return None
@@ -298,28 +285,6 @@ def _data_ranks(values: Group, context: Context) -> int | None:
 
 
 ENABLED = ("fp16.enabled", "bf16.enabled")
-
-ZERO = convert(
-    "zero_optimization.stage",
-    "zero.stage",
-    lambda values, context: {"zero.stage": _read_stage(values)},
-    lambda values, context: {"zero_optimization.stage": _stage(values)},
-    effect=Effect.COST,
-    sees=(
-        "code.pipeline_stages",
-        *ENABLED,
-        "gradient_clipping",
-        "parallel.pipeline",
-        "precision.compute",
-        "optimizer.clip",
-    ),
-    lossy=(
-        "DeepSpeed's pipeline engine accepts only ZeRO stages 0 and 1; in half precision stage 0"
-        " makes an extra optimizer step, and in a pipeline stage 0 clips by a wrong norm; stage 1"
-        " gives the right numbers"
-    ),
-    source="checks.py: stage 0; runtime/pipe/engine.py refuses stage 2 and 3",
-)
 
 
 def _sound_stage(stage: int, pipeline: int, half: bool, clip: float) -> int:
@@ -351,17 +316,36 @@ def _read_stage(values: Group) -> int:
     return _sound_stage(stage, pipeline, half, values.get("gradient_clipping") or 0)
 
 
+ZERO = convert(
+    "zero_optimization.stage",
+    "zero.stage",
+    give("zero.stage", _read_stage),
+    give("zero_optimization.stage", _stage),
+    effect=Effect.COST,
+    sees=(
+        "code.pipeline_stages",
+        *ENABLED,
+        "gradient_clipping",
+        "parallel.pipeline",
+        "precision.compute",
+        "optimizer.clip",
+    ),
+    lossy=(
+        "DeepSpeed's pipeline engine accepts only ZeRO stages 0 and 1; in half precision stage 0"
+        " makes an extra optimizer step, and in a pipeline stage 0 clips by a wrong norm; stage 1"
+        " gives the right numbers"
+    ),
+    source="checks.py: stage 0; runtime/pipe/engine.py refuses stage 2 and 3",
+)
+
+
 def exchange_rules() -> tuple[Rule, ...]:
     """Return the rules for buckets, overlap and offload in ZeRO."""
     return (
         convert(
             BUCKETS,
             ("zero.bucket", "zero.gather_bucket"),
-            lambda values, context: dict(
-                zip(("zero.bucket", "zero.gather_bucket"), map(values.get, BUCKETS), strict=True)
-            ),
-            # A plan without a size for gathers means one size for both.
-            lambda values, context: {
+            write=lambda values, context: {
                 BUCKETS[0]: values.get("zero.bucket", BUCKET),
                 BUCKETS[1]: values.get("zero.gather_bucket", values.get("zero.bucket", BUCKET)),
             },
@@ -377,10 +361,7 @@ def exchange_rules() -> tuple[Rule, ...]:
         convert(
             OVERLAPPED,
             "parallel.tensor_overlap",
-            lambda values, context: {"parallel.tensor_overlap": values.get(OVERLAPPED)},
-            lambda values, context: (
-                {OVERLAPPED: True} if values.get("parallel.tensor_overlap") else {}
-            ),
+            write=give(OVERLAPPED, True, on("parallel.tensor_overlap")),
             effect=Effect.COST,
             source="runtime/tensor_parallel/config.py: tp_overlap_comm",
         ),
@@ -439,15 +420,15 @@ MICS = "zero_optimization.mics_shard_size"
 OVERLAP = convert(
     "zero_optimization.overlap_comm",
     "zero.overlap",
-    lambda values, context: (
-        {"zero.overlap": values.get("zero_optimization.overlap_comm")}
-        if _read_stage(values) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
-        else {}
+    give(
+        "zero.overlap",
+        of("zero_optimization.overlap_comm"),
+        every(_read_stage, no(above("code.pipeline_stages"))),
     ),
-    lambda values, context: (
-        {"zero_optimization.overlap_comm": bool(values.get("zero.overlap"))}
-        if _stage(values) >= 1 and (values.get("parallel.pipeline") or 1) == 1
-        else {}
+    give(
+        "zero_optimization.overlap_comm",
+        on("zero.overlap"),
+        every(_stage, no(above("parallel.pipeline"))),
     ),
     effect=Effect.COST,
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
@@ -477,40 +458,6 @@ def _write_replicas(values: Group, context: Context) -> Group:
 OPTIMIZER_DEVICE, PARAM_DEVICE = (
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
-)
-
-OFFLOAD = convert(
-    (
-        f"{OPTIMIZER_DEVICE}.device",
-        f"{OPTIMIZER_DEVICE}.ratio",
-        f"{OPTIMIZER_DEVICE}.pin_memory",
-        f"{PARAM_DEVICE}.device",
-        f"{PARAM_DEVICE}.pin_memory",
-    ),
-    (
-        "zero.offload.optimizer",
-        "zero.offload.optimizer_ratio",
-        "zero.offload.parameters",
-        "zero.offload.pinned",
-    ),
-    lambda values, context: _read_offload(values),
-    lambda values, context: _write_offload(values),
-    effect=Effect.COST,
-    sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
-    carries={
-        f"{OPTIMIZER_DEVICE}.device": "zero.offload.optimizer",
-        f"{OPTIMIZER_DEVICE}.pin_memory": "zero.offload.pinned",
-        f"{OPTIMIZER_DEVICE}.ratio": "zero.offload.optimizer_ratio",
-        f"{PARAM_DEVICE}.device": "zero.offload.parameters",
-        f"{PARAM_DEVICE}.pin_memory": "zero.offload.pinned",
-    },
-    # A plan has one switch for both sections.
-    blurs=lambda values: len(_pin_values(values)) > 1,
-    lossy=(
-        "DeepSpeed offloads the optimizer state only at ZeRO stages 1 to 3, and parameters or a"
-        " part of the optimizer state only at stage 3"
-    ),
-    source="checks.py: DeepSpeed accepts offload at lower stages and ignores it",
 )
 
 
@@ -565,76 +512,44 @@ def _write_offload(values: Group) -> Group:
     return settings
 
 
+OFFLOAD = convert(
+    (
+        f"{OPTIMIZER_DEVICE}.device",
+        f"{OPTIMIZER_DEVICE}.ratio",
+        f"{OPTIMIZER_DEVICE}.pin_memory",
+        f"{PARAM_DEVICE}.device",
+        f"{PARAM_DEVICE}.pin_memory",
+    ),
+    (
+        "zero.offload.optimizer",
+        "zero.offload.optimizer_ratio",
+        "zero.offload.parameters",
+        "zero.offload.pinned",
+    ),
+    _read_offload,
+    _write_offload,
+    effect=Effect.COST,
+    sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
+    carries={
+        f"{OPTIMIZER_DEVICE}.device": "zero.offload.optimizer",
+        f"{OPTIMIZER_DEVICE}.pin_memory": "zero.offload.pinned",
+        f"{OPTIMIZER_DEVICE}.ratio": "zero.offload.optimizer_ratio",
+        f"{PARAM_DEVICE}.device": "zero.offload.parameters",
+        f"{PARAM_DEVICE}.pin_memory": "zero.offload.pinned",
+    },
+    # A plan has one switch for both sections.
+    blurs=lambda values: len(_pin_values(values)) > 1,
+    lossy=(
+        "DeepSpeed offloads the optimizer state only at ZeRO stages 1 to 3, and parameters or a"
+        " part of the optimizer state only at stage 3"
+    ),
+    source="checks.py: DeepSpeed accepts offload at lower stages and ignores it",
+)
+
+
 MASTERS = {name: f"{name}.{name}_master_weights_and_grads" for name in HALF}
 MOMENTS = "bf16.bf16_optimizer_states"
 NARROW, WIDE = ("bf16", "bf16"), ("fp32", "fp32")
-PRECISION = convert(
-    ("fp16.enabled", "bf16.enabled", "data_types.grad_accum_dtype", *MASTERS.values(), MOMENTS),
-    ("precision.compute", "precision.reduce", "precision.master", "precision.moments"),
-    lambda values, context: _read_precision(values, context),
-    lambda values, context: _write_precision(values, context),
-    sees=(
-        "zero_optimization.stage",
-        "zero.stage",
-        "parallel.pipeline",
-        "optimizer.clip",
-        "gradient_clipping",
-        "code.pipeline_stages",
-        f"{OPTIMIZER_DEVICE}.device",
-        "zero.offload.optimizer",
-        "optimizer.name",
-        "optimizer.amsgrad",
-        "optimizer.type",
-        "optimizer.params.torch_adam",
-    ),
-    carries={
-        "fp16.enabled": "precision.compute",
-        "bf16.enabled": "precision.compute",
-        "data_types.grad_accum_dtype": "precision.reduce",
-        **dict.fromkeys(MASTERS.values(), "precision.master"),
-        MOMENTS: "precision.moments",
-    },
-    mixed=True,
-    lossy=(
-        "DeepSpeed has no fp64; masters in half precision need ZeRO and either moments in bf16 too,"
-        " or Adam on the CPU, and with stage 1 and gradients in fp32 bf16 masters need Adam on the CPU"
-    ),
-    source=(
-        "runtime/engine.py: get_data_types, _do_optimizer_sanity_check; runtime/base_optimizer.py:"
-        " _configure_master_weights"
-    ),
-)
-COMMUNICATION = convert(
-    "communication_data_type",
-    "precision.communicate",
-    lambda values, context: _read_communication(values, context),
-    lambda values, context: _write_communication(values),
-    effect=EFFECTS["precision.communicate"],
-    # The format depends on what is computed and accumulated in, and those in turn on the stage.
-    sees=(
-        "fp16.enabled",
-        "bf16.enabled",
-        "data_types.grad_accum_dtype",
-        "zero_optimization.stage",
-        "zero.stage",
-        "gradient_clipping",
-        "optimizer.clip",
-        "code.pipeline_stages",
-        "parallel.pipeline",
-        "code.context_parallel",
-        "sequence_parallel_size",
-        "precision.compute",
-        "precision.reduce",
-    ),
-    lossy=(
-        "DeepSpeed has no fp64; another key sets the format of reductions over sequence-parallel"
-        " ranks"
-    ),
-    source=(
-        "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
-        "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
-    ),
-)
 
 
 def _compute_format(values: Group) -> str:
@@ -695,6 +610,39 @@ def _write_communication(values: Group) -> Group:
     return {"communication_data_type": format} if format in (*HALF, "fp32") else {}
 
 
+COMMUNICATION = convert(
+    "communication_data_type",
+    "precision.communicate",
+    _read_communication,
+    _write_communication,
+    effect=EFFECTS["precision.communicate"],
+    # The format depends on what is computed and accumulated in, and those in turn on the stage.
+    sees=(
+        "fp16.enabled",
+        "bf16.enabled",
+        "data_types.grad_accum_dtype",
+        "zero_optimization.stage",
+        "zero.stage",
+        "gradient_clipping",
+        "optimizer.clip",
+        "code.pipeline_stages",
+        "parallel.pipeline",
+        "code.context_parallel",
+        "sequence_parallel_size",
+        "precision.compute",
+        "precision.reduce",
+    ),
+    lossy=(
+        "DeepSpeed has no fp64; another key sets the format of reductions over sequence-parallel"
+        " ranks"
+    ),
+    source=(
+        "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
+        "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
+    ),
+)
+
+
 def _write_precision(values: Group, context: Context) -> Group:
     compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
     settings: dict[str, object] = {
@@ -704,6 +652,44 @@ def _write_precision(values: Group, context: Context) -> Group:
     if _stage(values) and reduce in (*HALF, "fp32"):
         settings["data_types.grad_accum_dtype"] = reduce
     return settings | dict.fromkeys(_narrow_keys(values, settings, context), True)
+
+
+PRECISION = convert(
+    ("fp16.enabled", "bf16.enabled", "data_types.grad_accum_dtype", *MASTERS.values(), MOMENTS),
+    ("precision.compute", "precision.reduce", "precision.master", "precision.moments"),
+    _read_precision,
+    _write_precision,
+    sees=(
+        "zero_optimization.stage",
+        "zero.stage",
+        "parallel.pipeline",
+        "optimizer.clip",
+        "gradient_clipping",
+        "code.pipeline_stages",
+        f"{OPTIMIZER_DEVICE}.device",
+        "zero.offload.optimizer",
+        "optimizer.name",
+        "optimizer.amsgrad",
+        "optimizer.type",
+        "optimizer.params.torch_adam",
+    ),
+    carries={
+        "fp16.enabled": "precision.compute",
+        "bf16.enabled": "precision.compute",
+        "data_types.grad_accum_dtype": "precision.reduce",
+        **dict.fromkeys(MASTERS.values(), "precision.master"),
+        MOMENTS: "precision.moments",
+    },
+    mixed=True,
+    lossy=(
+        "DeepSpeed has no fp64; masters in half precision need ZeRO and either moments in bf16 too,"
+        " or Adam on the CPU, and with stage 1 and gradients in fp32 bf16 masters need Adam on the CPU"
+    ),
+    source=(
+        "runtime/engine.py: get_data_types, _do_optimizer_sanity_check; runtime/base_optimizer.py:"
+        " _configure_master_weights"
+    ),
+)
 
 
 def _narrow_keys(values: Group, settings: Group, context: Context) -> tuple[str, ...]:
@@ -736,47 +722,6 @@ scale, which uses no window.
 
 SCALES = ("static", "initial", "hysteresis")
 
-LOSS_SCALE = convert(
-    ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.hysteresis"),
-    tuple(f"precision.loss_scale.{name}" for name in SCALES),
-    lambda values, context: _read_loss_scale(values),
-    lambda values, context: _write_loss_scale(values),
-    effect=lambda values: _effect_of_scale(values),
-    sees=("fp16.enabled", "precision.compute", "zero_optimization.stage"),
-    carries={
-        "fp16.loss_scale": "precision.loss_scale.static",
-        "fp16.initial_scale_power": "precision.loss_scale.initial",
-        "fp16.hysteresis": "precision.loss_scale.hysteresis",
-    },
-    lossy="DeepSpeed scales the loss only in fp16, and the first scale is a power of two",
-    source="runtime/fp16/loss_scaler.py; runtime/fp16/fused_optimizer.py: _update_scale at stage 0",
-)
-WINDOW = convert(
-    "fp16.loss_scale_window",
-    ("precision.loss_scale.window", "precision.loss_scale.late"),
-    lambda values, context: _read_window(values),
-    lambda values, context: _in_fp16(
-        values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")
-    ),
-    effect=lambda values: _effect_of_scale(values),
-    sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy="DeepSpeed doubles the loss scale one good step later than loss_scale_window says, and"
-    " divides that step's gradients by the new scale",
-    source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale; runtime/zero/stage_1_and_2.py: step",
-)
-FLOOR = convert(
-    "fp16.min_loss_scale",
-    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
-    lambda values, context: _read_floor(values),
-    lambda values, context: _write_floor(values, context),
-    effect=lambda values: _effect_of_scale(values),
-    sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy=(
-        "DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends the run"
-    ),
-    source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
-)
-
 
 def _effect_of_scale(values: Group) -> Effect:
     return Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE
@@ -807,6 +752,23 @@ def _read_window(values: Group) -> Group:
     }
 
 
+WINDOW = convert(
+    "fp16.loss_scale_window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    _read_window,
+    give(
+        "fp16.loss_scale_window",
+        of("precision.loss_scale.window"),
+        among("precision.compute", "fp16"),
+    ),
+    effect=_effect_of_scale,
+    sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
+    lossy="DeepSpeed doubles the loss scale one good step later than loss_scale_window says, and"
+    " divides that step's gradients by the new scale",
+    source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale; runtime/zero/stage_1_and_2.py: step",
+)
+
+
 def _read_floor(values: Group) -> Group:
     if not values.get("fp16.enabled"):
         return {}
@@ -830,6 +792,20 @@ def _write_floor(values: Group, context: Context) -> Group:
     return _in_fp16(values, "fp16.min_loss_scale", minimum)
 
 
+FLOOR = convert(
+    "fp16.min_loss_scale",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    _read_floor,
+    _write_floor,
+    effect=_effect_of_scale,
+    sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
+    lossy=(
+        "DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends the run"
+    ),
+    source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
+)
+
+
 def _write_loss_scale(values: Group) -> Group:
     if values.get("precision.compute") != "fp16":
         return {}
@@ -843,40 +819,20 @@ def _write_loss_scale(values: Group) -> Group:
     }
 
 
-RECOMPUTE = convert(
-    (
-        "pipeline.activation_checkpoint_interval",
-        "pipeline.use_reentrant",
-        "code.checkpointing",
-        "code.checkpoint_interval",
-        "activation_checkpointing.partition_activations",
-        "activation_checkpointing.cpu_checkpointing",
-    ),
-    (
-        "recompute.granularity",
-        "recompute.method",
-        "recompute.layers",
-        "recompute.partition",
-        "recompute.offload",
-    ),
-    lambda values, context: _read_recompute(values),
-    lambda values, context: _write_recompute(values),
-    effect=Effect.COST,
-    sees=("code.pipeline_stages", "parallel.pipeline"),
+LOSS_SCALE = convert(
+    ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.hysteresis"),
+    tuple(f"precision.loss_scale.{name}" for name in SCALES),
+    _read_loss_scale,
+    _write_loss_scale,
+    effect=_effect_of_scale,
+    sees=("fp16.enabled", "precision.compute", "zero_optimization.stage"),
     carries={
-        "pipeline.use_reentrant": (),
-        "activation_checkpointing.partition_activations": "recompute.partition",
-        "activation_checkpointing.cpu_checkpointing": "recompute.offload",
+        "fp16.loss_scale": "precision.loss_scale.static",
+        "fp16.initial_scale_power": "precision.loss_scale.initial",
+        "fp16.hysteresis": "precision.loss_scale.hysteresis",
     },
-    lossy=(
-        "DeepSpeed recomputes groups of whole layers; it has no selective recomputation, and no"
-        " fixed number of recomputed layers in a stage"
-    ),
-    note="reentrant recomputation in DeepSpeed's pipeline engine fails if the first layer takes token ids",
-    source=(
-        "runtime/pipe/module.py: _is_checkpointable; activation_checkpointing has an effect only if"
-        " the model calls deepspeed.checkpointing"
-    ),
+    lossy="DeepSpeed scales the loss only in fp16, and the first scale is a power of two",
+    source="runtime/fp16/loss_scaler.py; runtime/fp16/fused_optimizer.py: _update_scale at stage 0",
 )
 
 
@@ -924,6 +880,43 @@ def _write_recompute(values: Group) -> Group:
     }
 
 
+RECOMPUTE = convert(
+    (
+        "pipeline.activation_checkpoint_interval",
+        "pipeline.use_reentrant",
+        "code.checkpointing",
+        "code.checkpoint_interval",
+        "activation_checkpointing.partition_activations",
+        "activation_checkpointing.cpu_checkpointing",
+    ),
+    (
+        "recompute.granularity",
+        "recompute.method",
+        "recompute.layers",
+        "recompute.partition",
+        "recompute.offload",
+    ),
+    _read_recompute,
+    _write_recompute,
+    effect=Effect.COST,
+    sees=("code.pipeline_stages", "parallel.pipeline"),
+    carries={
+        "pipeline.use_reentrant": (),
+        "activation_checkpointing.partition_activations": "recompute.partition",
+        "activation_checkpointing.cpu_checkpointing": "recompute.offload",
+    },
+    lossy=(
+        "DeepSpeed recomputes groups of whole layers; it has no selective recomputation, and no"
+        " fixed number of recomputed layers in a stage"
+    ),
+    note="reentrant recomputation in DeepSpeed's pipeline engine fails if the first layer takes token ids",
+    source=(
+        "runtime/pipe/module.py: _is_checkpointable; activation_checkpointing has an effect only if"
+        " the model calls deepspeed.checkpointing"
+    ),
+)
+
+
 NO_FP8 = "DeepSpeed has no 8-bit matrix products"
 
 
@@ -950,9 +943,9 @@ def missing_rules() -> tuple[Rule, ...]:
         convert(
             "code.loss",
             "loss",
-            lambda values, context: {"loss": values.get("code.loss") or "mean_of_microbatches"},
+            give("loss", of("code.loss", "mean_of_microbatches")),
             # Written by nobody: the script that DeepSpeed's file goes to takes the mean, or the Trainer.
-            lambda values, context: {},
+            nothing,
             note="DeepSpeed averages over microbatches; the loss function in the script decides how"
             " tokens are averaged",
             source="runtime/engine.py: backward; transformers: trainer.py, num_items_in_batch",

@@ -14,6 +14,7 @@ from bridge.stack.rules import (
     each_only_ours,
     rename,
 )
+from bridge.stack.words import first, give, nonzero
 from compat.fast_llm.rules import intervals
 
 RANKS = "model.distributed."
@@ -37,8 +38,7 @@ RULES = (
     convert(
         "training.train_iters",
         "run.steps",
-        lambda values, context: {"run.steps": values.get("training.train_iters") or None},
-        lambda values, context: {"training.train_iters": values.get("run.steps")},
+        give("run.steps", nonzero("training.train_iters")),
         effect=EFFECTS["run.steps"],
         lossy="Fast-LLM has a default of 0 steps; stagebridge does not translate runs without steps",
         source="engine/training/config.py: train_iters",
@@ -48,9 +48,7 @@ RULES = (
     convert(
         TIMEOUTS,
         "run.timeout",
-        lambda values, context: {
-            "run.timeout": next((values[path] for path in TIMEOUTS if values.get(path)), None)
-        },
+        give("run.timeout", first(*TIMEOUTS)),
         _timeout,
         effect=EFFECTS["run.timeout"],
         source="engine/distributed/config.py: timeout",
@@ -58,8 +56,7 @@ RULES = (
     convert(
         RANKS + "backend",
         "run.backend",
-        lambda values, context: {"run.backend": values.get(RANKS + "backend")},
-        _backend,
+        write=_backend,
         effect=Effect.COST,
         lossy="Fast-LLM runs on nccl or gloo",
     ),

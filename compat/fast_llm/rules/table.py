@@ -11,6 +11,7 @@ from bridge.stack.rules import (
     Effect,
     Group,
     Rule,
+    Side,
     Use,
     Why,
     always,
@@ -19,10 +20,25 @@ from bridge.stack.rules import (
     each_only_ours,
     lacks,
     longest,
+    nothing,
     only_ours,
     plain_adam,
     rename,
     spare_parameters,
+)
+from bridge.stack.words import (
+    above,
+    among,
+    either,
+    every,
+    give,
+    given,
+    look_up,
+    no,
+    nonzero,
+    of,
+    on,
+    spread,
 )
 from compat.fast_llm import habits
 from compat.fast_llm.effective import (
@@ -38,7 +54,8 @@ from compat.fast_llm.effective import (
     buffers_of_level,
 )
 from compat.fast_llm.rules import batch, learning_rate, model, run_length
-from compat.fast_llm.schema import DTYPES, FastLLM
+from compat.fast_llm.schema import FastLLM
+from compat.fast_llm.setting_types import DTYPES
 
 NAMES = {long: short for short, long in DTYPES.items()}
 
@@ -59,10 +76,8 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "parallel.context_method",
-            lambda values, context: (
-                {"parallel.context_method": "all_gather"} if (values.get(SPLIT) or 1) > 1 else {}
-            ),
-            lambda values, context: {},
+            give("parallel.context_method", "all_gather", above(SPLIT)),
+            nothing,
             effect=Effect.COST,
             sees=(SPLIT,),
             note="Fast-LLM's context parallelism always gathers keys and values",
@@ -116,23 +131,6 @@ ORDER = convert(
 )
 
 
-ZERO = convert(
-    (LEVEL, WEIGHTS, GRADS),
-    ("zero.stage", "zero.weight_buffers", "zero.grad_buffers"),
-    lambda values, context: _read_zero(values),
-    lambda values, context: _write_zero(values),
-    effect=Effect.COST,
-    carries={
-        LEVEL: ("zero.stage", "zero.weight_buffers", "zero.grad_buffers"),
-        WEIGHTS: ("zero.weight_buffers", "zero.stage"),
-        GRADS: ("zero.grad_buffers", "zero.stage"),
-    },
-    lossy="Fast-LLM always shards optimizer state: its lowest ZeRO level is 1",
-    source="multi_stage/config.py: ZeRO level 2 means two gradient buffers, level 3 also two weight buffers;"
-    " fsdp.py: optimizer state is sharded at any level",
-)
-
-
 def _read_zero(values: Group) -> Group:
     """Read the ZeRO level from the numbers of buffers. A limited number of gradient buffers means
     level 2, and a limited number of weight buffers level 3.
@@ -156,14 +154,31 @@ def _write_zero(values: Group) -> Group:
     return {} if stage is None else {LEVEL: max(1, stage)}
 
 
+ZERO = convert(
+    (LEVEL, WEIGHTS, GRADS),
+    ("zero.stage", "zero.weight_buffers", "zero.grad_buffers"),
+    _read_zero,
+    _write_zero,
+    effect=Effect.COST,
+    carries={
+        LEVEL: ("zero.stage", "zero.weight_buffers", "zero.grad_buffers"),
+        WEIGHTS: ("zero.weight_buffers", "zero.stage"),
+        GRADS: ("zero.grad_buffers", "zero.stage"),
+    },
+    lossy="Fast-LLM always shards optimizer state: its lowest ZeRO level is 1",
+    source="multi_stage/config.py: ZeRO level 2 means two gradient buffers, level 3 also two weight buffers;"
+    " fsdp.py: optimizer state is sharded at any level",
+)
+
+
 def exchange_rules() -> tuple[Rule, ...]:
     """Return the rules for overlap, and for ZeRO settings that Fast-LLM lacks."""
     return (
         convert(
             "schedule.data_overlap",
             ("zero.overlap", "zero.overlap_gather"),
-            lambda values, context: dict.fromkeys(
-                ("zero.overlap", "zero.overlap_gather"), values.get("schedule.data_overlap")
+            give(
+                dict.fromkeys(("zero.overlap", "zero.overlap_gather"), of("schedule.data_overlap"))
             ),
             _write_overlap,
             effect=Effect.COST,
@@ -206,10 +221,9 @@ def stage_rules() -> tuple[Rule, ...]:
         convert(
             (STAGES + "layers_per_stage", STAGES + "stages_per_pipeline_stage"),
             ("stages.rule", "stages.layers_per_stage"),
-            lambda values, context: {
-                "stages.rule": "ceil",
-                "stages.layers_per_stage": values.get(STAGES + "layers_per_stage"),
-            },
+            give(
+                {"stages.rule": "ceil", "stages.layers_per_stage": of(STAGES + "layers_per_stage")}
+            ),
             _write_stages,
             effect=Effect.COST,
             lossy="Fast-LLM fills stages one after the other, and gives the embedding its own "
@@ -225,10 +239,8 @@ def stage_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "schedule.name",
-            lambda values, context: (
-                {"schedule.name": "looped_bfs"} if (values.get(PIPELINE) or 1) > 1 else {}
-            ),
-            lambda values, context: {},
+            give("schedule.name", "looped_bfs", above(PIPELINE)),
+            nothing,
             effect=Effect.COST,
             sees=(PIPELINE,),
             note="Fast-LLM runs all forward passes, then all backward passes; "
@@ -279,28 +291,6 @@ COMPUTE, OLD_COMPUTE, MASTER = (
 )
 FULL = STAGES + "full_precision_gradients"
 
-PRECISION = convert(
-    (COMPUTE, OLD_COMPUTE, MASTER, FULL),
-    ("precision.compute", "precision.master", "precision.reduce"),
-    lambda values, context: _read_precision(values),
-    lambda values, context: _write_precision(values, context),
-    carries={
-        COMPUTE: "precision.compute",
-        OLD_COMPUTE: "precision.compute",
-        MASTER: "precision.master",
-        FULL: "precision.reduce",
-    },
-    mixed=True,
-    blurs=lambda values: any(
-        values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)
-    ),
-    lossy=(
-        "Fast-LLM sums gradients in the optimizer's format or in the format of the forward"
-        " pass; stagebridge does not translate integer formats"
-    ),
-    source="multi_stage/fsdp.py: format of the gradient buffer",
-)
-
 
 def _read_precision(values: Group) -> Group:
     compute, master = (
@@ -325,20 +315,37 @@ def _write_precision(values: Group, context: Context) -> Group:
     return settings
 
 
+PRECISION = convert(
+    (COMPUTE, OLD_COMPUTE, MASTER, FULL),
+    ("precision.compute", "precision.master", "precision.reduce"),
+    _read_precision,
+    _write_precision,
+    carries={
+        COMPUTE: "precision.compute",
+        OLD_COMPUTE: "precision.compute",
+        MASTER: "precision.master",
+        FULL: "precision.reduce",
+    },
+    mixed=True,
+    blurs=lambda values: any(
+        values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)
+    ),
+    lossy=(
+        "Fast-LLM sums gradients in the optimizer's format or in the format of the forward"
+        " pass; stagebridge does not translate integer formats"
+    ),
+    source="multi_stage/fsdp.py: format of the gradient buffer",
+)
+
+
 STORE = STAGES + "store_frozen_weights_in_optimization_precision"
 KEPT = {True: "master", False: "compute"}
 
 FROZEN = convert(
     STORE,
     "precision.frozen",
-    lambda values, context: (
-        {"precision.frozen": KEPT[values[STORE]]} if values.get(STORE) is not None else {}
-    ),
-    lambda values, context: {
-        STORE: {ours: theirs for theirs, ours in KEPT.items()}.get(
-            values.get("precision.frozen", "")
-        )
-    },
+    give("precision.frozen", look_up(KEPT, STORE), given(STORE)),
+    give(STORE, look_up({ours: theirs for theirs, ours in KEPT.items()}, "precision.frozen")),
     effect=Effect.COST,
     source="multi_stage/stage_base.py: format of the shard of frozen weights",
 )
@@ -346,63 +353,50 @@ FROZEN = convert(
 SCALER = "optimizer.gradient_scaler."
 SCALES = {"static": "constant", "initial": "initial", "hysteresis": "hysteresis"}
 
-LOSS_SCALE = convert(
-    tuple(SCALER + theirs for theirs in SCALES.values()),
-    tuple(f"precision.loss_scale.{ours}" for ours in SCALES),
-    lambda values, context: _read_scale(values),
-    lambda values, context: _write_scale(values),
-    effect=lambda values: _effect_of_scale(values),
-    sees=(COMPUTE, OLD_COMPUTE, "precision.compute"),
-    carries={SCALER + theirs: f"precision.loss_scale.{ours}" for ours, theirs in SCALES.items()},
-    lossy="Fast-LLM has a dynamic loss scale only in fp16",
-    source="optimizer/optimizer.py: get_grad_scaler",
-)
-WINDOW = convert(
-    SCALER + "window",
-    ("precision.loss_scale.window", "precision.loss_scale.late"),
-    lambda values, context: _read_dynamic(values, "window", "late"),
-    lambda values, context: _where_half(values, "window"),
-    effect=lambda values: _effect_of_scale(values),
-    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM doubles the loss scale in the last step of the loss-scale window, not in the step after it",
-    source="optimizer/optimizer.py: DynamicGradScaler.update",
-)
-FLOOR = convert(
-    SCALER + "minimum",
-    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
-    lambda values, context: _read_dynamic(values, "minimum", "final"),
-    lambda values, context: _where_half(values, "minimum"),
-    effect=lambda values: _effect_of_scale(values),
-    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM's minimum loss scale is above 0; "
-    "after an overflow at the minimum, it only skips the step",
-    source="optimizer/optimizer.py: DynamicGradScaler.update",
-)
-
 
 def _effect_of_scale(values: Group) -> Effect:
     return Effect.NUMBERS if _half(values) else Effect.ROUNDING
 
 
-def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
-    """Read a setting of the dynamic loss scale. `otherwise` is a plan field for a variant that
-    Fast-LLM does not have, and is set to false.
-    """
-    if values.get(SCALER + "constant") or not _half(values):
-        return {}
-    return {
-        f"precision.loss_scale.{name}": values.get(SCALER + name),
-        f"precision.loss_scale.{otherwise}": False,
-    }
-
-
-def _where_half(values: Group, name: str) -> Group:
-    half = values.get("precision.compute") == "fp16"
-    return {SCALER + name: values.get(f"precision.loss_scale.{name}") or None} if half else {}
-
-
 def _half(values: Group) -> bool:
     return "float16" in (values.get(COMPUTE), values.get(OLD_COMPUTE))
+
+
+def _dynamic(name: str, otherwise: str) -> tuple[Side, Side]:
+    """Return both sides of the rule for a setting of the dynamic loss scale. `otherwise` is a plan field for
+    a variant that Fast-LLM does not have, and is set to false.
+    """
+    ours = f"precision.loss_scale.{name}"
+    return (
+        give(
+            {ours: of(SCALER + name), f"precision.loss_scale.{otherwise}": False},
+            when=every(no(on(SCALER + "constant")), _half),
+        ),
+        give(SCALER + name, nonzero(ours), among("precision.compute", "fp16")),
+    )
+
+
+WINDOW = convert(
+    SCALER + "window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    *_dynamic("window", "late"),
+    effect=_effect_of_scale,
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
+    lossy="Fast-LLM doubles the loss scale in the last step of the loss-scale window, not in the step after it",
+    source="optimizer/optimizer.py: DynamicGradScaler.update",
+)
+
+
+FLOOR = convert(
+    SCALER + "minimum",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    *_dynamic("minimum", "final"),
+    effect=_effect_of_scale,
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
+    lossy="Fast-LLM's minimum loss scale is above 0; "
+    "after an overflow at the minimum, it only skips the step",
+    source="optimizer/optimizer.py: DynamicGradScaler.update",
+)
 
 
 def _read_scale(values: Group) -> Group:
@@ -427,6 +421,19 @@ def _write_scale(values: Group) -> Group:
     return {path: value for path, value in scales.items() if value}
 
 
+LOSS_SCALE = convert(
+    tuple(SCALER + theirs for theirs in SCALES.values()),
+    tuple(f"precision.loss_scale.{ours}" for ours in SCALES),
+    _read_scale,
+    _write_scale,
+    effect=_effect_of_scale,
+    sees=(COMPUTE, OLD_COMPUTE, "precision.compute"),
+    carries={SCALER + theirs: f"precision.loss_scale.{ours}" for ours, theirs in SCALES.items()},
+    lossy="Fast-LLM has a dynamic loss scale only in fp16",
+    source="optimizer/optimizer.py: get_grad_scaler",
+)
+
+
 NEVER = 1e30
 """A limit of the gradient norm that no run reaches. It stands for no clipping, which Fast-LLM does
 not have.
@@ -440,8 +447,8 @@ def optimizer_rules() -> tuple[Rule, ...]:
         convert(
             (learning_rate.RATE + "base", learning_rate.SCALE),
             "optimizer.lr",
-            lambda values, context: {"optimizer.lr": learning_rate.peak(values)},
-            lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
+            give("optimizer.lr", learning_rate.peak),
+            give(learning_rate.RATE + "base", of("optimizer.lr")),
             sees=(learning_rate.TEXT,),
             blurs=lambda values: (
                 values.get(learning_rate.TEXT) is None
@@ -453,21 +460,14 @@ def optimizer_rules() -> tuple[Rule, ...]:
             ("optimizer.beta_1", "optimizer.beta_2"),
             "optimizer.betas",
             _read_betas,
-            lambda values, context: dict(
-                zip(
-                    ("optimizer.beta_1", "optimizer.beta_2"),
-                    values.get("optimizer.betas") or (None, None),
-                    strict=True,
-                )
-            ),
+            spread(("optimizer.beta_1", "optimizer.beta_2"), "optimizer.betas"),
             blurs=lambda values: 1.0 in values.values(),
             lossy="Fast-LLM has default betas of 0.9 and 0.999; stagebridge translates betas below 1",
         ),
         convert(
             "optimizer.epsilon",
             "optimizer.eps",
-            lambda values, context: {"optimizer.eps": values.get("optimizer.epsilon")},
-            lambda values, context: {"optimizer.epsilon": values.get("optimizer.eps") or None},
+            write=give("optimizer.epsilon", nonzero("optimizer.eps")),
             lossy="Fast-LLM's epsilon is above 0, with a default of 1e-8",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
@@ -485,11 +485,10 @@ def optimizer_rules() -> tuple[Rule, ...]:
             "optimizer.gradient_norm_clipping",
             "optimizer.clip",
             _read_clip,
-            lambda values, context: {
-                "optimizer.gradient_norm_clipping": NEVER
-                if values.get("optimizer.clip") == 0
-                else values.get("optimizer.clip")
-            },
+            give(
+                "optimizer.gradient_norm_clipping",
+                either(among("optimizer.clip", 0), NEVER, of("optimizer.clip")),
+            ),
             note="Fast-LLM always clips gradients; "
             "a run without clipping gets a limit that is never reached",
         ),
@@ -557,7 +556,7 @@ def missing_rules() -> tuple[Rule, ...]:
             lambda values, context: {
                 "loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"
             },
-            lambda values, context: {},
+            nothing,
             note="Fast-LLM has no setting for this field; its loss is the mean over"
             " microbatches, and in its main branch of 2026 the mean over all labels of a"
             " step",

@@ -30,11 +30,12 @@ from bridge.stack.rules import (
     Effect,
     Group,
     Rule,
-    Side,
     Use,
     convert,
     each_only_ours,
+    nothing,
     only_ours,
+    worst,
 )
 from compat.huggingface.releases import GROUPED
 from compat.huggingface.schema import HuggingFace
@@ -112,7 +113,7 @@ def _group_rule(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
         if keys
         else {TYPE: ours}
     )
-    effect = min((EFFECTS[path] for path in ours), key=lambda one: one.rank)
+    effect = worst(EFFECTS[path] for path in ours)
     return convert(
         keys,
         ours,
@@ -124,7 +125,7 @@ def _group_rule(keys: tuple[str, ...], model_paths: tuple[str, ...]) -> Rule:
         blurs=lambda values: (family_of(values.get(TYPE)) or GENERIC).leaves_open(
             *(key for key in keys if values.get(key) is not None)
         ),
-        tells=lambda values: UNTOLD,
+        tells=UNTOLD,
         lossy=OWN,
         note="" if keys else "a fact that the family of the model determines",
         model=True,
@@ -140,7 +141,6 @@ def _beyond(key: str, note: str, harmless: tuple[Any, ...], use: Use) -> Rule:
         quiet = values.get(key) in (None, *harmless) or _is_unread(key, values.get(TYPE))
         return Effect.NONE if quiet else use.effect
 
-    nothing: Side = lambda values, context: {}  # noqa: E731
     return convert(key, (), nothing, nothing, effect=effect, sees=(TYPE,), note=note, model=True)
 
 
@@ -205,9 +205,8 @@ def _rest_rule(keys: tuple[str, ...], note: str) -> Rule:
             for path in keys
             for key in values.get(path) or {}
         ]
-        return min((use.effect for use in uses), key=lambda one: one.rank, default=Effect.NONE)
+        return worst(use.effect for use in uses)
 
-    nothing: Side = lambda values, context: {}  # noqa: E731
     return convert(keys, (), nothing, nothing, effect=effect, sees=(TYPE,), note=note, model=True)
 
 
@@ -222,8 +221,7 @@ def table() -> tuple[Rule, ...]:
     family = convert(
         TYPE,
         "model.family",
-        lambda values, context: {"model.family": values.get(TYPE)},
-        _write_keys((TYPE,)),
+        write=_write_keys((TYPE,)),
         effect=EFFECTS["model.family"],
         sees=others,
         lossy="no family of models can express the whole model; the nearest family is used",

@@ -6,6 +6,7 @@ from typing import Any
 
 from bridge.plan.equality import shared_width
 from bridge.stack.rules import Context, Group, convert
+from bridge.stack.words import among
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spell_pattern
 
 SCRIPT = "the model is defined by the training script"
@@ -65,7 +66,7 @@ HEADS = convert(
     _read_attention,
     _write_attention,
     sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
-    blurs=lambda values: values.get("softmax_type") == "off-by-one",
+    blurs=among("softmax_type", "off-by-one"),
     carries=CARRIED,
     lossy="Megatron normalises the heads of both queries and keys, or of neither; Megatron divides logits by"
     " the square root of a head's width; stagebridge does not translate the off-by-one softmax",

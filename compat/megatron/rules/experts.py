@@ -5,7 +5,8 @@ Without experts, none of the arguments takes effect.
 
 from __future__ import annotations
 
-from bridge.stack.rules import Context, Group, convert
+from bridge.stack.rules import Context, Group, convert, nothing
+from bridge.stack.words import every, no, on
 from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import blocks, first_of, fits, spell_pattern, values_as_list
 from compat.megatron.rules.attention import SCRIPT
@@ -60,6 +61,10 @@ def _write_sizes(values: Group, context: Context) -> Group:
     }
 
 
+def _spreads_evenly(values: Group) -> bool:
+    return fits(values.get("moe_layer_freq"), values.get("num_layers"))
+
+
 SIZED = {
     TOP_K: f"{MOE}top_k",
     "moe_ffn_hidden_size": f"{MOE}ffn",
@@ -73,10 +78,7 @@ SIZES = convert(
     _read_sizes,
     _write_sizes,
     sees=("num_experts", "num_layers", "ffn_hidden_size", COUNT, "model.layers"),
-    blurs=lambda values: (
-        bool(values.get("num_experts"))
-        and not fits(values.get("moe_layer_freq"), values.get("num_layers"))
-    ),
+    blurs=every(on("num_experts"), no(_spreads_evenly)),
     carries=SIZED,
     lossy="before 0.10, Megatron's experts are as wide as its dense feed-forward layer, and every"
     " block has experts",
@@ -264,7 +266,7 @@ BALANCED_ALWAYS = convert(
     lambda values, context: (
         {f"{MOE}aux_trained": True} if _read_balance(values, context).get(f"{MOE}aux_loss") else {}
     ),
-    lambda values, context: {},
+    nothing,
     sees=("num_experts", KIND, COEFFICIENT, TOP_K),
     note="Megatron trains the load-balancing loss whenever its coefficient is set",
     source="moe/router.py: is_aux_loss_enabled",

@@ -8,6 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, always, convert, rename
+from bridge.stack.words import (
+    above,
+    among,
+    beyond,
+    effect_if,
+    either,
+    every,
+    first,
+    give,
+    given,
+    no,
+    nonzero,
+    of,
+    off,
+    on,
+    some,
+)
 from compat.megatron.rules import (
     attention as attention_rules,
     experts as expert_rules,
@@ -42,13 +59,14 @@ GROUPS = convert(
     ("group_query_attention", "num_query_groups"),
     "model.kv_heads",
     # Without --group-query-attention there are as many key and value heads as attention heads.
-    lambda values, context: {
-        "model.kv_heads": values.get(
-            "num_query_groups"
-            if values.get("group_query_attention") and not values.get("multi_latent_attention")
-            else "num_attention_heads"
-        )
-    },
+    give(
+        "model.kv_heads",
+        either(
+            every(on("group_query_attention"), no(on("multi_latent_attention"))),
+            of("num_query_groups"),
+            of("num_attention_heads"),
+        ),
+    ),
     _write_groups,
     sees=("num_attention_heads", "multi_latent_attention", "model.attention.latent.kv_rank"),
     lossy="num_query_groups takes effect only with --group-query-attention; latent attention has no query groups",
@@ -114,9 +132,7 @@ VOCABULARY = convert(
     _read_padded,
     _write_padded,
     sees=("vocab_size", "tokenizer_type", TENSOR, "model.vocab", "parallel.tensor"),
-    blurs=lambda values: (
-        not values.get("vocab_size") and values.get("make_vocab_size_divisible_by") != USUAL
-    ),
+    blurs=every(no(on("vocab_size")), no(among("make_vocab_size_divisible_by", USUAL))),
     lossy="Megatron pads the vocabulary to a multiple of make_vocab_size_divisible_by x tensor parallel size",
     note="rows of the embedding, padding included",
     source="tokenizer.py: _vocab_size_with_padding, since 0.19 vocab_utils.py; tokenizers/text/libraries/null_tokenizer.py",
@@ -265,29 +281,12 @@ CLAMP = convert(
     "activation_func_clamp_value",
     "model.mlp.clamp",
     # A plan has only positive bounds.
-    lambda values, context: {
-        "model.mlp.clamp": (
-            values["activation_func_clamp_value"]
-            if (values.get("activation_func_clamp_value") or 0) > 0
-            else None
-        )
-    },
-    lambda values, context: {"activation_func_clamp_value": values.get("model.mlp.clamp")},
+    give(
+        "model.mlp.clamp",
+        either(above("activation_func_clamp_value", 0), of("activation_func_clamp_value"), None),
+    ),
     note=SCRIPT,
     source="mlp.py: forward, since 0.15",
-    model=True,
-)
-OFFSET = convert(
-    ("glu_linear_offset", "bias_swiglu_fusion"),
-    "model.mlp.offset",
-    lambda values, context: {"model.mlp.offset": values.get("glu_linear_offset") or None},
-    lambda values, context: _write_offset(values),
-    effect=lambda values: Effect.NUMBERS if values.get("glu_linear_offset") else Effect.ROUNDING,
-    sees=(ACTIVATION,),
-    carries={"bias_swiglu_fusion": ()},
-    kernels=("bias_swiglu_fusion",),
-    note="a kernel choice inside Megatron",
-    source="mlp.py: MLP.forward adds glu_linear_offset since 0.15; transformer_config.py: the fused SwiGLU leaves it out",
     model=True,
 )
 
@@ -301,6 +300,21 @@ def _write_offset(values: Group) -> Group:
         "glu_linear_offset": offset,
         **({"bias_swiglu_fusion": False} if values.get(ACTIVATION) == "silu" else {}),
     }
+
+
+OFFSET = convert(
+    ("glu_linear_offset", "bias_swiglu_fusion"),
+    "model.mlp.offset",
+    give("model.mlp.offset", nonzero("glu_linear_offset")),
+    _write_offset,
+    effect=effect_if(on("glu_linear_offset"), Effect.NUMBERS, Effect.ROUNDING),
+    sees=(ACTIVATION,),
+    carries={"bias_swiglu_fusion": ()},
+    kernels=("bias_swiglu_fusion",),
+    note="a kernel choice inside Megatron",
+    source="mlp.py: MLP.forward adds glu_linear_offset since 0.15; transformer_config.py: the fused SwiGLU leaves it out",
+    model=True,
+)
 
 
 # Norms
@@ -349,7 +363,7 @@ NORM = convert(
     _read_norm,
     _write_norm,
     # Megatron-Core's own layers do not read the switch.
-    blurs=lambda values: bool(values.get(AFTER) and values.get("use_legacy_models")),
+    blurs=every(on(AFTER), on("use_legacy_models")),
     sees=("use_legacy_models",),
     carries={
         "normalization": tuple(
@@ -385,9 +399,7 @@ TIED = convert(
     "untie_embeddings_and_output_weights",
     ("model.tied", "model.embedding.norm", "model.embedding.output_bias"),
     _read_tied,
-    lambda values, context: (
-        {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {}
-    ),
+    give("untie_embeddings_and_output_weights", True, off("model.tied")),
     lossy="Megatron's embedding has no norm, and its output layer no bias",
     note=SCRIPT,
     source="gpt_model.py: output_layer bias=False; language_model_embedding.py",
@@ -399,16 +411,8 @@ DROPOUTS = ("model.dropout", "model.embedding.dropout")
 DROPOUT = convert(
     "hidden_dropout",
     DROPOUTS,
-    lambda values, context: (
-        dict.fromkeys(DROPOUTS, values["hidden_dropout"])
-        if values.get("hidden_dropout") is not None
-        else {}
-    ),
-    lambda values, context: {
-        "hidden_dropout": next(
-            (values[path] for path in DROPOUTS if values.get(path) is not None), None
-        )
-    },
+    give(dict.fromkeys(DROPOUTS, of("hidden_dropout")), when=given("hidden_dropout")),
+    give("hidden_dropout", first(*DROPOUTS)),
     lossy="Megatron has one dropout rate for the embedding and for the output of each layer",
     note=SCRIPT,
     source="language_model_embedding.py and transformer_layer.py: hidden_dropout",
@@ -417,12 +421,11 @@ DROPOUT = convert(
 INIT = convert(
     "init_method_std",
     ("model.init.std", "model.init.scaled"),
-    lambda values, context: (
-        {"model.init.std": values["init_method_std"], "model.init.scaled": True}
-        if values.get("init_method_std") is not None
-        else {}
+    give(
+        {"model.init.std": of("init_method_std"), "model.init.scaled": True},
+        when=given("init_method_std"),
     ),
-    lambda values, context: {"init_method_std": values.get("model.init.std")},
+    give("init_method_std", of("model.init.std")),
     lossy="Megatron always initialises projections into the residual stream with std / sqrt(2 x layers)",
     note=SCRIPT,
     source="transformer_config.py: init_method_normal, scaled_init_method_normal",
@@ -431,7 +434,7 @@ INIT = convert(
 PREDICTED = convert(
     "mtp_num_layers",
     "model.predicted",
-    lambda values, context: {"model.predicted": values.get("mtp_num_layers") or None},
+    give("model.predicted", nonzero("mtp_num_layers")),
     lambda values, context: (
         {"mtp_num_layers": values.get("model.predicted") or None}
         if not rotary_rules.is_yarn(values, context)
@@ -449,13 +452,14 @@ PREDICTED = convert(
 POSITIONS = convert(
     "max_position_embeddings",
     "model.embedding.max_positions",
-    lambda values, context: {
-        "model.embedding.max_positions": values.get("max_position_embeddings")
-    },
-    lambda values, context: {
-        "max_position_embeddings": values.get("model.embedding.max_positions")
-        or (values.get("model.sequence") if values.get(KIND) not in (None, "learned") else None)
-    },
+    write=give(
+        "max_position_embeddings",
+        either(
+            some(on("model.embedding.max_positions"), no(beyond(KIND, "learned"))),
+            nonzero("model.embedding.max_positions"),
+            of("model.sequence"),
+        ),
+    ),
     effect=EFFECTS["model.embedding.max_positions"],
     sees=(KIND, "model.sequence"),
     note=SCRIPT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.stack.rules import Context, Effect, Group, convert
+from bridge.stack.words import among, effect_if, every, give, on, some
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spell_pattern
 from compat.megatron.rules.attention import KV_RANK, LATENT, SCRIPT
 
@@ -75,9 +76,8 @@ KINDS = convert(
     _read_kind,
     _write_kind,
     sees=(LATENT, KV_RANK, KIND),
-    blurs=lambda values: (
-        values.get(TYPE) in ("mrope", "relative")
-        or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
+    blurs=some(
+        among(TYPE, "mrope", "relative"), every(on(LATENT), among(TYPE, "learned_absolute"))
     ),
     lossy="Megatron has rotary positions, and learned positions whose table has position 0 in row "
     "0; stagebridge does not translate Megatron's relative positions or positions of images",
@@ -150,34 +150,14 @@ PAIRS = convert(
     ("rotary_interleaved", "apply_rope_fusion"),
     "model.rotary.interleaved",
     # Latent attention always rotates neighbouring elements together.
-    lambda values, context: (
-        {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))}
-        if turns(values)
-        else {}
-    ),
+    give("model.rotary.interleaved", some(on(LATENT), on("rotary_interleaved")), turns),
     _write_pairs,
-    effect=lambda values: Effect.NUMBERS if values.get("rotary_interleaved") else Effect.ROUNDING,
+    effect=effect_if(on("rotary_interleaved"), Effect.NUMBERS, Effect.ROUNDING),
     sees=(TYPE, LATENT, POSITIONS, KV_RANK, KIND),
     carries={"apply_rope_fusion": ()},
     lossy="Megatron's latent attention always rotates pairs of neighbouring elements",
     note="a choice of kernel inside Megatron",
     source="rope_utils.py: multi_latent_attention; arguments.py and transformer_config.py: rope fusion",
-    model=True,
-)
-SOME = convert(
-    "no_rope_freq",
-    "model.rotary.layers",
-    lambda values, context: {
-        "model.rotary.layers": blocks(
-            values.get("no_rope_freq"), values.get("num_layers"), all_but_last_of, inverted=True
-        )
-    },
-    lambda values, context: _write_some(values),
-    sees=("num_layers", "model.layers"),
-    blurs=lambda values: not fits(values.get("no_rope_freq"), values.get("num_layers")),
-    lossy="Megatron can leave out rotary positions in some blocks since 0.13",
-    note=SCRIPT,
-    source="transformer_config.py: no_rope_freq marks blocks without rotary positions",
     model=True,
 )
 
@@ -191,6 +171,24 @@ def _write_some(values: Group) -> Group:
             turning, values.get("model.layers"), all_but_last_of, inverted=True
         )
     }
+
+
+SOME = convert(
+    "no_rope_freq",
+    "model.rotary.layers",
+    lambda values, context: {
+        "model.rotary.layers": blocks(
+            values.get("no_rope_freq"), values.get("num_layers"), all_but_last_of, inverted=True
+        )
+    },
+    _write_some,
+    sees=("num_layers", "model.layers"),
+    blurs=lambda values: not fits(values.get("no_rope_freq"), values.get("num_layers")),
+    lossy="Megatron can leave out rotary positions in some blocks since 0.13",
+    note=SCRIPT,
+    source="transformer_config.py: no_rope_freq marks blocks without rotary positions",
+    model=True,
+)
 
 
 # Scaling

@@ -16,6 +16,7 @@ from bridge.stack.rules import (
     opposite_switch,
     rename,
 )
+from bridge.stack.words import above, among, every, give, known, no, nonzero, of, on
 from compat.megatron.rules.learning_rate import ROUNDED, as_counted, becomes, steps
 
 EVERY = "manual_gc_interval"
@@ -43,18 +44,10 @@ COLLECTS = convert(
     ("manual_gc", EVERY),
     "run.collect_interval",
     # An interval of 0, the default, means that training collects nothing.
-    lambda values, context: (
-        {"run.collect_interval": values[EVERY]}
-        if values.get("manual_gc") and (values.get(EVERY) or 0) > 0
-        else {}
-    ),
-    lambda values, context: (
-        {"manual_gc": True, EVERY: values["run.collect_interval"]}
-        if values.get("run.collect_interval")
-        else {}
-    ),
+    give("run.collect_interval", of(EVERY), every(on("manual_gc"), above(EVERY, 0))),
+    give({"manual_gc": True, EVERY: of("run.collect_interval")}, when=on("run.collect_interval")),
     effect=Effect.COST,
-    blurs=lambda values: bool(values.get("manual_gc")) and (values.get(EVERY) or 0) <= 0,
+    blurs=every(on("manual_gc"), no(above(EVERY, 0))),
     lossy="stagebridge does not translate --manual-gc without an interval, which collects garbage only around evaluation",
     source="training.py: train, manual_gc",
 )
@@ -82,8 +75,8 @@ def _on(theirs: str, ours: str) -> Rule:
     return convert(
         theirs,
         ours,
-        lambda values, context: {ours: bool(values[theirs])} if theirs in values else {},
-        lambda values, context: {theirs: True} if values.get(ours) else {},
+        give(ours, on(theirs), known(theirs)),
+        give(theirs, True, on(ours)),
         effect=EFFECTS[ours],
     )
 
@@ -91,20 +84,14 @@ def _on(theirs: str, ours: str) -> Rule:
 def _rename_rule(theirs: str, ours: str) -> Rule:
     """Return a rule for an argument that is a name. An empty string means that there is no name."""
     return convert(
-        theirs,
-        ours,
-        lambda values, context: {ours: values.get(theirs) or None},
-        lambda values, context: {theirs: values.get(ours) or None},
-        effect=EFFECTS[ours],
+        theirs, ours, give(ours, nonzero(theirs)), give(theirs, nonzero(ours)), effect=EFFECTS[ours]
     )
 
 
 SAVES = convert(
     ("async_save", "use_persistent_ckpt_worker"),
     "run.async_save",
-    lambda values, context: (
-        {"run.async_save": bool(values["async_save"])} if "async_save" in values else {}
-    ),
+    give("run.async_save", on("async_save"), known("async_save")),
     # Since 0.16, validate_args switches async_save off without the persistent worker.
     lambda values, context: (
         {
@@ -158,12 +145,7 @@ RULES = (
     convert(
         "distributed_backend",
         "run.backend",
-        lambda values, context: {"run.backend": values.get("distributed_backend")},
-        lambda values, context: (
-            {"distributed_backend": values["run.backend"]}
-            if values.get("run.backend") in ("nccl", "gloo")
-            else {}
-        ),
+        write=give("distributed_backend", of("run.backend"), among("run.backend", "nccl", "gloo")),
         effect=Effect.COST,
         lossy="Megatron runs on nccl or gloo",
     ),
@@ -175,7 +157,7 @@ RULES = (
             if "exit_interval" in values
             else {}
         ),
-        lambda values, context: {"exit_interval": values.get("run.exit_interval") or None},
+        give("exit_interval", nonzero("run.exit_interval")),
         effect=EFFECTS["run.exit_interval"],
         source="training.py: checkpoint_and_decide_exit",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.plan.equality import FACTORS
 from bridge.stack.rules import EFFECTS, HABITS, Context, Effect, Group, always, convert
+from bridge.stack.words import among, beyond, effect_if, every, give, given, look_up, of, off, on
 from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import values_as_list
 from compat.megatron.shards import SHARDED, aware, zero_stage
@@ -50,7 +51,7 @@ DISPATCH = convert(
     _write_dispatcher,
     effect=EFFECTS[DISPATCHER],
     sees=("num_experts", EXPERTS, "model.moe.capacity"),
-    blurs=lambda values: values.get("moe_flex_dispatcher_backend") == "ncclep",
+    blurs=among("moe_flex_dispatcher_backend", "ncclep"),
     lossy="Megatron dispatches tokens only if the model has experts; it has DeepEP since 0.12 and HybridEP since 0.16;"
     " stagebridge does not translate NCCL-EP",
     source="transformer_config.py: moe_token_dispatcher_type, moe_flex_dispatcher_backend; moe/token_dispatcher.py",
@@ -63,15 +64,15 @@ ROUTERS = ("fp32", "fp64")
 ROUTER = convert(
     "moe_router_dtype",
     "precision.router",
-    lambda values, context: (
-        {"precision.router": values["moe_router_dtype"]}
-        if values.get("num_experts") and values.get("moe_router_dtype") in ROUTERS
-        else {}
+    give(
+        "precision.router",
+        of("moe_router_dtype"),
+        every(on("num_experts"), among("moe_router_dtype", *ROUTERS)),
     ),
-    lambda values, context: (
-        {"moe_router_dtype": values["precision.router"]}
-        if values.get(EXPERTS) and values.get("precision.router") in ROUTERS
-        else {}
+    give(
+        "moe_router_dtype",
+        of("precision.router"),
+        every(on(EXPERTS), among("precision.router", *ROUTERS)),
     ),
     effect=EFFECTS["precision.router"],
     sees=("num_experts", EXPERTS),
@@ -197,16 +198,14 @@ RECIPE = convert(
     _read_recipe,
     _write_recipe,
     sees=("fp8", "precision.fp8", "zero.stage", *SHARDED),
-    blurs=lambda values: bool(values.get("fp8")) and values.get("fp8_recipe") == "custom",
+    blurs=every(on("fp8"), among("fp8_recipe", "custom")),
     carries={
         "fp8_recipe": "precision.fp8_recipe",
         "fp8_param_gather": "precision.fp8_weights",
         "fp8_param": "precision.fp8_weights",
     },
     mixed=True,
-    effect=lambda values: (
-        Effect.NUMBERS if values.get("fp8_recipe") not in (None, "delayed") else Effect.ROUNDING
-    ),
+    effect=effect_if(beyond("fp8_recipe", "delayed"), Effect.NUMBERS, Effect.ROUNDING),
     lossy="Megatron gathers weights in fp8 only if the optimizer is sharded; stagebridge does not translate a custom fp8 recipe",
     source="fp8_utils.py: get_fp8_recipe; arguments.py: --fp8-param-gather needs a sharded optimizer",
 )
@@ -356,9 +355,7 @@ PINNED = convert(
         and aware(values)
         else {}
     ),
-    lambda values, context: (
-        dict.fromkeys(PINS, False) if values.get("zero.offload.pinned") is False else {}
-    ),
+    give(dict.fromkeys(PINS, False), when=off("zero.offload.pinned")),
     effect=Effect.COST,
     sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
     blurs=lambda values: values.get("pin_cpu_grads") != values.get("pin_cpu_params"),
@@ -381,10 +378,9 @@ AUTOCAST = convert(
         if values.get("enable_autocast")
         else {}
     ),
-    lambda values, context: (
-        {"enable_autocast": True, "autocast_dtype": TORCH[values["precision.autocast"]]}
-        if values.get("precision.autocast") in TORCH
-        else {}
+    give(
+        {"enable_autocast": True, "autocast_dtype": look_up(TORCH, "precision.autocast")},
+        when=among("precision.autocast", *TORCH),
     ),
     lossy="Megatron has autocast only in its config class, not as a flag",
     note="torch.autocast inside Megatron's layers",
@@ -395,14 +391,11 @@ AUTOCAST = convert(
 RESIDUAL = convert(
     "fp32_residual_connection",
     "precision.residual",
-    lambda values, context: (
-        {"precision.residual": "fp32"} if values.get("fp32_residual_connection") else {}
-    ),
-    lambda values, context: (
-        {"fp32_residual_connection": True}
-        if values.get("precision.residual") == "fp32"
-        and values.get("precision.compute") in ("bf16", "fp16")
-        else {}
+    give("precision.residual", "fp32", on("fp32_residual_connection")),
+    give(
+        "fp32_residual_connection",
+        True,
+        every(among("precision.residual", "fp32"), among("precision.compute", "bf16", "fp16")),
     ),
     effect=EFFECTS["precision.residual"],
     sees=("precision.compute",),
@@ -424,14 +417,12 @@ RULES = (
     convert(
         "ddp_average_in_collective",
         "zero.average_in_collective",
-        lambda values, context: (
-            {"zero.average_in_collective": bool(values["ddp_average_in_collective"])}
-            if values.get("ddp_average_in_collective") is not None
-            else {}
+        give(
+            "zero.average_in_collective",
+            on("ddp_average_in_collective"),
+            given("ddp_average_in_collective"),
         ),
-        lambda values, context: (
-            {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {}
-        ),
+        give("ddp_average_in_collective", True, on("zero.average_in_collective")),
         effect=EFFECTS["zero.average_in_collective"],
         note="the point at which gradients are divided: before they are summed, or in the collective",
         source="distributed_data_parallel.py: average_in_collective",

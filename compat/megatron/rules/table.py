@@ -20,6 +20,21 @@ from bridge.stack.rules import (
     plain_adam,
     rename,
 )
+from bridge.stack.words import (
+    above,
+    among,
+    beyond,
+    effect_if,
+    either,
+    every,
+    give,
+    given,
+    look_up,
+    no,
+    of,
+    on,
+    some,
+)
 from compat.megatron import habits, options, stages
 from compat.megatron.rules import (
     model as model_rules,
@@ -45,20 +60,12 @@ ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-ex
 TENSOR_OVERLAP = convert(
     "tp_comm_overlap",
     "parallel.tensor_overlap",
-    lambda values, context: (
-        {
-            "parallel.tensor_overlap": bool(
-                values["tp_comm_overlap"] and values.get("sequence_parallel")
-            )
-        }
-        if values.get("tp_comm_overlap") is not None
-        else {}
+    give(
+        "parallel.tensor_overlap",
+        every(on("tp_comm_overlap"), on("sequence_parallel")),
+        given("tp_comm_overlap"),
     ),
-    lambda values, context: (
-        {"tp_comm_overlap": True}
-        if values.get("parallel.tensor_overlap") and values.get("parallel.sequence")
-        else {}
-    ),
+    give("tp_comm_overlap", True, every(on("parallel.tensor_overlap"), on("parallel.sequence"))),
     effect=Effect.COST,
     sees=("sequence_parallel", "parallel.sequence"),
     lossy="Megatron overlaps the communication of tensor parallelism only if sequence parallelism is on",
@@ -81,13 +88,10 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "expert_model_parallel_size",
             "parallel.expert",
-            lambda values, context: {"parallel.expert": values.get("expert_model_parallel_size")},
-            # A plan without layers says nothing about the model: whether it has experts is then
-            # open, and the size is kept.
-            lambda values, context: (
-                {"expert_model_parallel_size": values.get("parallel.expert")}
-                if values.get("model.experts") or values.get("model.layers") is None
-                else {}
+            write=give(
+                "expert_model_parallel_size",
+                of("parallel.expert"),
+                some(on("model.experts"), no(given("model.layers"))),
             ),
             effect=Effect.ROUNDING,
             sees=("model.experts", "model.layers"),
@@ -103,8 +107,7 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "sequence_parallel",
             "parallel.sequence",
-            lambda values, context: {"parallel.sequence": values.get("sequence_parallel")},
-            _write_sequence,
+            write=_write_sequence,
             effect=Effect.COST,
             sees=("parallel.tensor", "parallel.expert"),
             lossy="before 0.16 Megatron combines expert and tensor parallelism only with sequence parallelism",
@@ -113,14 +116,8 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "use_tp_pp_dp_mapping",
             "parallel.order",
-            lambda values, context: {
-                "parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]
-            },
-            lambda values, context: (
-                {"use_tp_pp_dp_mapping": True}
-                if values.get("parallel.order") == ORDERS[True]
-                else {}
-            ),
+            give("parallel.order", either(on("use_tp_pp_dp_mapping"), ORDERS[True], ORDERS[False])),
+            give("use_tp_pp_dp_mapping", True, among("parallel.order", ORDERS[True])),
             effect=Effect.COST,
             lossy="Megatron offers only two rank orders",
             source="initialize.py: order of initialize_model_parallel",
@@ -137,27 +134,6 @@ def _write_sequence(values: Group, context: Context) -> Group:
 
 
 SIZES = ("micro_batch_size", "global_batch_size", "data_parallel_size")
-BATCH = convert(
-    SIZES,
-    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
-    lambda values, context: _read_batch(values),
-    lambda values, context: {
-        "micro_batch_size": values.get("batch.micro"),
-        "global_batch_size": values.get("batch.global_"),
-    },
-    blurs=lambda values: bool(
-        all(values.get(name) for name in SIZES)
-        and values["global_batch_size"]
-        % (values["micro_batch_size"] * values["data_parallel_size"])
-    ),
-    carries={
-        "micro_batch_size": ("batch.micro", "batch.accumulation"),
-        "global_batch_size": ("batch.global_", "batch.accumulation"),
-        "data_parallel_size": "parallel.data",
-    },
-    lossy="a global batch size is rounded down to a multiple of micro batch size x data-parallel size",
-    source="arguments.py: global_batch_size defaults to micro x data; num_microbatches_calculator.py",
-)
 
 
 def _read_batch(values: Group) -> Group:
@@ -174,23 +150,27 @@ def _read_batch(values: Group) -> Group:
     }
 
 
-TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
-ZERO = convert(
-    (*SHARDED, "ckpt_format", "gradient_accumulation_fusion"),
-    "zero.stage",
-    lambda values, context: {"zero.stage": zero_stage(values)},
-    lambda values, context: _write_zero(values, context),
-    effect=Effect.COST,
-    sees=("optimizer.name", "parallel.data", *TORCH_NEEDS),
-    carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
-    kernels=("gradient_accumulation_fusion",),
-    note="a choice of kernel or checkpoint format that Megatron's sharding may require",
-    lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
-    "since 0.13, this FSDP supports fp16 only on one data-parallel rank, and since 0.14 it supports no pipeline; "
-    "with sgd, this FSDP does not shard",
-    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
-    " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
+BATCH = convert(
+    SIZES,
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    _read_batch,
+    give({"micro_batch_size": of("batch.micro"), "global_batch_size": of("batch.global_")}),
+    blurs=lambda values: bool(
+        all(values.get(name) for name in SIZES)
+        and values["global_batch_size"]
+        % (values["micro_batch_size"] * values["data_parallel_size"])
+    ),
+    carries={
+        "micro_batch_size": ("batch.micro", "batch.accumulation"),
+        "global_batch_size": ("batch.global_", "batch.accumulation"),
+        "data_parallel_size": "parallel.data",
+    },
+    lossy="a global batch size is rounded down to a multiple of micro batch size x data-parallel size",
+    source="arguments.py: global_batch_size defaults to micro x data; num_microbatches_calculator.py",
 )
+
+
+TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
 
 
 def _shardable(values: Group, context: Context) -> bool:
@@ -247,6 +227,24 @@ def _write_zero(values: Group, context: Context) -> Group:
         return {**sharding, "use_custom_fsdp": True, "gradient_accumulation_fusion": False}
     # Its checkpoints have a format of their own, without which validate_args refuses the run.
     return {**sharding, "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+
+
+ZERO = convert(
+    (*SHARDED, "ckpt_format", "gradient_accumulation_fusion"),
+    "zero.stage",
+    give("zero.stage", zero_stage),
+    _write_zero,
+    effect=Effect.COST,
+    sees=("optimizer.name", "parallel.data", *TORCH_NEEDS),
+    carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
+    kernels=("gradient_accumulation_fusion",),
+    note="a choice of kernel or checkpoint format that Megatron's sharding may require",
+    lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
+    "since 0.13, this FSDP supports fp16 only on one data-parallel rank, and since 0.14 it supports no pipeline; "
+    "with sgd, this FSDP does not shard",
+    source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
+    " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
+)
 
 
 def ddp_rules() -> tuple[Rule, ...]:
@@ -308,45 +306,6 @@ def _write_overlap(values: Group, context: Context) -> Group:
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
 
 
-PRECISION = convert(
-    (
-        "bf16",
-        "fp16",
-        "params_dtype",
-        "accumulate_allreduce_grads_in_fp32",
-        "grad_reduce_in_bf16",
-        "main_params_dtype",
-        "main_grads_dtype",
-        "use_precision_aware_optimizer",
-    ),
-    ("precision.compute", "precision.reduce", "precision.master"),
-    lambda values, context: _read_precision(values, context),
-    lambda values, context: _write_precision(values, context),
-    sees=(
-        "zero.offload.optimizer",
-        "zero.stage",
-        "optimizer.name",
-        "precision.moments",
-        "optimizer",
-        *SHARDED,
-    ),
-    carries={
-        "accumulate_allreduce_grads_in_fp32": "precision.reduce",
-        "grad_reduce_in_bf16": "precision.reduce",
-        "main_grads_dtype": "precision.reduce",
-        "main_params_dtype": "precision.master",
-        "use_precision_aware_optimizer": "precision.master",
-    },
-    mixed=True,
-    lossy=(
-        "Megatron updates fp32 master weights; "
-        "only its precision-aware optimizer has other formats; "
-        "Megatron has no fp64, and before 0.12 it reduces bf16 gradients in fp32"
-    ),
-    source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
-)
-
-
 def _read_precision(values: Group, context: Context) -> Group:
     compute = next((name for name in ("bf16", "fp16") if values.get(name)), "fp32")
     if "accumulate_allreduce_grads_in_fp32" not in values:
@@ -381,6 +340,45 @@ def _write_precision(values: Group, context: Context) -> Group:
             values, context, narrow=compute == reduce == "bf16" and not context.since("0.12.0")
         ),
     }
+
+
+PRECISION = convert(
+    (
+        "bf16",
+        "fp16",
+        "params_dtype",
+        "accumulate_allreduce_grads_in_fp32",
+        "grad_reduce_in_bf16",
+        "main_params_dtype",
+        "main_grads_dtype",
+        "use_precision_aware_optimizer",
+    ),
+    ("precision.compute", "precision.reduce", "precision.master"),
+    _read_precision,
+    _write_precision,
+    sees=(
+        "zero.offload.optimizer",
+        "zero.stage",
+        "optimizer.name",
+        "precision.moments",
+        "optimizer",
+        *SHARDED,
+    ),
+    carries={
+        "accumulate_allreduce_grads_in_fp32": "precision.reduce",
+        "grad_reduce_in_bf16": "precision.reduce",
+        "main_grads_dtype": "precision.reduce",
+        "main_params_dtype": "precision.master",
+        "use_precision_aware_optimizer": "precision.master",
+    },
+    mixed=True,
+    lossy=(
+        "Megatron updates fp32 master weights; "
+        "only its precision-aware optimizer has other formats; "
+        "Megatron has no fp64, and before 0.12 it reduces bf16 gradients in fp32"
+    ),
+    source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
+)
 
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
@@ -423,7 +421,7 @@ MOMENT_FORMATS = convert(
     ),
     effect=Effect.ROUNDING,
     sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
-    blurs=lambda values: any(values.get(path) not in (None, *DTYPES) for path in MOMENT_DTYPES),
+    blurs=some(*(beyond(path, *DTYPES) for path in MOMENT_DTYPES)),
     lossy="Megatron keeps moments in other formats than fp32 only with its precision-aware optimizer;"
     " stagebridge does not translate 8-bit moments",
     note="formats of the optimizer's moments",
@@ -447,66 +445,15 @@ def _offloads(values: Group, context: Context) -> bool:
 
 SCALES = ("static", "initial", "hysteresis")
 
-LOSS_SCALE = convert(
-    ("loss_scale", "initial_loss_scale", "hysteresis"),
-    tuple(f"precision.loss_scale.{name}" for name in SCALES),
-    lambda values, context: _read_loss_scale(values),
-    lambda values, context: _write_loss_scale(values),
-    effect=lambda values: _loss_scale_effect(values),
-    sees=("fp16", "bf16", "precision.compute"),
-    carries={
-        "loss_scale": "precision.loss_scale.static",
-        "initial_loss_scale": "precision.loss_scale.initial",
-        "hysteresis": "precision.loss_scale.hysteresis",
-    },
-    lossy="Megatron scales the loss in fp16, and in bf16 only by a constant",
-    source="optimizer/__init__.py: constant scaler if --loss-scale, dynamic in fp16, none otherwise",
-)
-WINDOW = convert(
-    "loss_scale_window",
-    ("precision.loss_scale.window", "precision.loss_scale.late"),
-    lambda values, context: _read_dynamic(values, "loss_scale_window", "window", "late"),
-    lambda values, context: _in_fp16(values, "loss_scale_window", "window"),
-    effect=lambda values: _loss_scale_effect(values),
-    sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron doubles the loss scale at the end of the loss-scale window, not one step later",
-    source="optimizer/grad_scaler.py: DynamicGradScaler.update",
-)
-FLOOR = convert(
-    "min_loss_scale",
-    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
-    lambda values, context: _read_dynamic(values, "min_loss_scale", "minimum", "final"),
-    lambda values, context: _in_fp16(values, "min_loss_scale", "minimum"),
-    effect=lambda values: _loss_scale_effect(values),
-    sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="after an overflow at the smallest loss scale, Megatron continues; "
-    "it skips every step that overflows",
-    source="optimizer/grad_scaler.py: DynamicGradScaler.update",
-)
+
+LACKED = either(on("loss_scale"), None, False)
+"""The value of a switch for the dynamic loss scale that Megatron lacks."""
 
 
-def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """Return two plan fields of the dynamic loss scale. The field `ours` has the value of the argument
-    `path`. The field `otherwise` is a switch that Megatron lacks: False, or None with a constant scale.
-    Without fp16, no fields are returned.
-    """
-    if not values.get("fp16"):
-        return {}
-    value = values.get(path)
-    if ours == "window" and value is not None:
-        value = int(value)  # the flag is a float, the number of steps is whole
-    return {
-        f"precision.loss_scale.{ours}": value,
-        f"precision.loss_scale.{otherwise}": None if values.get("loss_scale") else False,
-    }
-
-
-def _in_fp16(values: Group, path: str, ours: str) -> Group:
-    return (
-        {path: values.get(f"precision.loss_scale.{ours}")}
-        if values.get("precision.compute") == "fp16"
-        else {}
-    )
+def _window(values: Group) -> int | None:
+    # The flag is a float, the number of steps is whole.
+    window = values.get("loss_scale_window")
+    return None if window is None else int(window)
 
 
 def _loss_scale_effect(values: Group) -> Effect:
@@ -514,6 +461,42 @@ def _loss_scale_effect(values: Group) -> Effect:
         return Effect.NUMBERS
     # bf16 has the exponents of fp32, so a constant scale moves no gradient out of range.
     return Effect.ROUNDING if values.get("bf16") and values.get("loss_scale") else Effect.NONE
+
+
+FLOOR = convert(
+    "min_loss_scale",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    give(
+        {
+            "precision.loss_scale.minimum": of("min_loss_scale"),
+            "precision.loss_scale.final": LACKED,
+        },
+        when=on("fp16"),
+    ),
+    give("min_loss_scale", of("precision.loss_scale.minimum"), among("precision.compute", "fp16")),
+    effect=_loss_scale_effect,
+    sees=("fp16", "loss_scale", "precision.compute"),
+    lossy="after an overflow at the smallest loss scale, Megatron continues; "
+    "it skips every step that overflows",
+    source="optimizer/grad_scaler.py: DynamicGradScaler.update",
+)
+
+
+WINDOW = convert(
+    "loss_scale_window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    give(
+        {"precision.loss_scale.window": _window, "precision.loss_scale.late": LACKED},
+        when=on("fp16"),
+    ),
+    give(
+        "loss_scale_window", of("precision.loss_scale.window"), among("precision.compute", "fp16")
+    ),
+    effect=_loss_scale_effect,
+    sees=("fp16", "loss_scale", "precision.compute"),
+    lossy="Megatron doubles the loss scale at the end of the loss-scale window, not one step later",
+    source="optimizer/grad_scaler.py: DynamicGradScaler.update",
+)
 
 
 def _read_loss_scale(values: Group) -> Group:
@@ -534,19 +517,26 @@ def _write_loss_scale(values: Group) -> Group:
     return {"loss_scale": static, "initial_loss_scale": initial, "hysteresis": hysteresis}
 
 
+LOSS_SCALE = convert(
+    ("loss_scale", "initial_loss_scale", "hysteresis"),
+    tuple(f"precision.loss_scale.{name}" for name in SCALES),
+    _read_loss_scale,
+    _write_loss_scale,
+    effect=_loss_scale_effect,
+    sees=("fp16", "bf16", "precision.compute"),
+    carries={
+        "loss_scale": "precision.loss_scale.static",
+        "initial_loss_scale": "precision.loss_scale.initial",
+        "hysteresis": "precision.loss_scale.hysteresis",
+    },
+    lossy="Megatron scales the loss in fp16, and in bf16 only by a constant",
+    source="optimizer/__init__.py: constant scaler if --loss-scale, dynamic in fp16, none otherwise",
+)
+
+
 SAME = {name: name for name in ("sgd", "muon", "adaptive_muon", "soap", "lion")}
 OPTIMIZERS = {"adam": "adamw", "dist_muon": "muon", **SAME}
 OPTIMIZER_FLAGS = {"adamw": "adam", "adam": "adam", **SAME}
-
-OPTIMIZER = convert(
-    "optimizer",
-    "optimizer.name",
-    lambda values, context: {"optimizer.name": OPTIMIZERS.get(values.get("optimizer") or "")},
-    lambda values, context: _write_optimizer(values, context),
-    sees=("zero.overlap",),
-    lossy="Megatron's adam always has decoupled weight decay (AdamW)",
-    source="optimizer/__init__.py: adam is FusedAdam or torch.optim.AdamW with decoupled weight decay",
-)
 
 
 def _write_optimizer(values: Group, context: Context) -> Group:
@@ -563,21 +553,24 @@ def _write_optimizer(values: Group, context: Context) -> Group:
     return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
 
 
+OPTIMIZER = convert(
+    "optimizer",
+    "optimizer.name",
+    give("optimizer.name", look_up(OPTIMIZERS, "optimizer")),
+    _write_optimizer,
+    sees=("zero.overlap",),
+    lossy="Megatron's adam always has decoupled weight decay (AdamW)",
+    source="optimizer/__init__.py: adam is FusedAdam or torch.optim.AdamW with decoupled weight decay",
+)
+
+
 ORTHOGONAL = ("muon", "dist_muon", "adaptive_muon")
 
 UPDATE_SCALE = convert(
     "muon_scale_mode",
     "optimizer.update_scale",
-    lambda values, context: (
-        {"optimizer.update_scale": values.get("muon_scale_mode")}
-        if values.get("optimizer") in ORTHOGONAL
-        else {}
-    ),
-    lambda values, context: (
-        {"muon_scale_mode": values.get("optimizer.update_scale")}
-        if values.get("optimizer.name") in ORTHOGONAL
-        else {}
-    ),
+    give("optimizer.update_scale", of("muon_scale_mode"), among("optimizer", *ORTHOGONAL)),
+    give("muon_scale_mode", of("optimizer.update_scale"), among("optimizer.name", *ORTHOGONAL)),
     sees=("optimizer", "optimizer.name"),
     note="only Megatron's muon variants scale updates by the shape of a matrix",
     source="optimizer/muon.py: scale_mode of get_muon_scale_factor",
@@ -594,9 +587,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             ("optimizer.betas", "optimizer.eps"),
             _read_moments,
             _write_moments,
-            effect=lambda values: (
-                Effect.NONE if values.get("optimizer") == "sgd" else Effect.NUMBERS
-            ),
+            effect=effect_if(among("optimizer", "sgd"), Effect.NONE, Effect.NUMBERS),
             sees=("optimizer", "optimizer.name"),
             carries={
                 "adam_beta1": "optimizer.betas",
@@ -612,9 +603,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             ("optimizer.momentum", "optimizer.nesterov"),
             _read_momentum,
             _write_momentum,
-            effect=lambda values: (
-                Effect.NUMBERS if values.get("optimizer") in MOMENTUM else Effect.NONE
-            ),
+            effect=effect_if(among("optimizer", *MOMENTUM), Effect.NUMBERS),
             sees=("optimizer", "optimizer.name"),
             carries={
                 **dict.fromkeys(MOMENTUM.values(), "optimizer.momentum"),
@@ -692,38 +681,24 @@ def _write_moments(values: Group, context: Context) -> Group:
     return {"adam_beta1": first, "adam_beta2": second, "adam_eps": values.get("optimizer.eps")}
 
 
-RECOMPUTE = convert(
-    ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations"),
-    ("recompute.granularity", "recompute.method", "recompute.layers"),
-    lambda values, context: _read_recompute(values),
-    lambda values, context: _write_recompute(values),
-    effect=Effect.COST,
-    carries={"recompute_method": "recompute.method", "recompute_num_layers": "recompute.layers"},
-    lossy="Megatron's selective recomputation has no method and no number of layers",
-    source="arguments.py: --recompute-activations is granularity selective",
-)
-
-
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
+
+
+def _counts(values: Group) -> bool:
+    kept = values.get(PARTIAL)
+    return isinstance(kept, int) and not isinstance(kept, bool) and kept >= 0
+
+
 PARTLY = convert(
     PARTIAL,
     "recompute.kept_microbatches",
-    lambda values, context: {
-        "recompute.kept_microbatches": values.get(PARTIAL)
-        if _is_count(values.get(PARTIAL))
-        else None
-    },
-    lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
+    give("recompute.kept_microbatches", of(PARTIAL), _counts),
     effect=Effect.COST,
-    blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
+    blurs=every(given(PARTIAL), no(_counts)),
     note="Megatron's training script decides how many activations of a microbatch are kept instead of "
     "recomputed; stagebridge translates only runs that keep all activations of such a microbatch",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _read_recompute(values: Group) -> Group:
@@ -750,23 +725,36 @@ def _write_recompute(values: Group) -> Group:
     }
 
 
+RECOMPUTE = convert(
+    ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations"),
+    ("recompute.granularity", "recompute.method", "recompute.layers"),
+    _read_recompute,
+    _write_recompute,
+    effect=Effect.COST,
+    carries={"recompute_method": "recompute.method", "recompute_num_layers": "recompute.layers"},
+    lossy="Megatron's selective recomputation has no method and no number of layers",
+    source="arguments.py: --recompute-activations is granularity selective",
+)
+
+
 def other_rules() -> tuple[Rule, ...]:
     """Return the rules for recomputation, offload, fp8 and the loss."""
+    offloads = every(on("optimizer_cpu_offload"), aware)
     return (
         RECOMPUTE,
         convert(
             "distribute_saved_activations",
             "recompute.partition",
-            lambda values, context: {
-                "recompute.partition": bool(values.get("distribute_saved_activations"))
-            },
-            lambda values, context: (
-                {"distribute_saved_activations": True}
-                if values.get("recompute.partition")
-                and values.get("recompute.granularity") == "full"
-                and (values.get("parallel.tensor") or 1) > 1
-                and not values.get("parallel.sequence")
-                else {}
+            give("recompute.partition", on("distribute_saved_activations")),
+            give(
+                "distribute_saved_activations",
+                True,
+                every(
+                    on("recompute.partition"),
+                    among("recompute.granularity", "full"),
+                    above("parallel.tensor"),
+                    no(on("parallel.sequence")),
+                ),
             ),
             effect=Effect.COST,
             sees=("recompute.granularity", "parallel.tensor", "parallel.sequence"),
@@ -777,13 +765,13 @@ def other_rules() -> tuple[Rule, ...]:
         convert(
             ("optimizer_cpu_offload", "optimizer_offload_fraction"),
             ("zero.offload.optimizer", "zero.offload.optimizer_ratio"),
-            lambda values, context: (
+            give(
                 {
-                    "zero.offload.optimizer": "cpu",
-                    "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction"),
+                    "zero.offload.optimizer": either(offloads, "cpu", "none"),
+                    "zero.offload.optimizer_ratio": either(
+                        offloads, of("optimizer_offload_fraction"), None
+                    ),
                 }
-                if values.get("optimizer_cpu_offload") and aware(values)
-                else {"zero.offload.optimizer": "none"}
             ),
             _write_offload,
             effect=Effect.COST,
@@ -803,24 +791,14 @@ def other_rules() -> tuple[Rule, ...]:
             note="Megatron keeps no master copy of frozen weights (optimizer/__init__.py)",
             effect=Effect.COST,
         ),
-        convert(
-            "fp8",
-            "precision.fp8",
-            lambda values, context: {"precision.fp8": values.get("fp8")},
-            lambda values, context: {"fp8": values.get("precision.fp8")},
-            note="8-bit matrix products by Transformer Engine",
-        ),
+        convert("fp8", "precision.fp8", note="8-bit matrix products by Transformer Engine"),
         convert(
             "calculate_per_token_loss",
             "loss",
-            lambda values, context: {
-                "loss": "per_token"
-                if values.get("calculate_per_token_loss")
-                else "mean_of_microbatches"
-            },
-            lambda values, context: (
-                {"calculate_per_token_loss": True} if values.get("loss") == "per_token" else {}
+            give(
+                "loss", either(on("calculate_per_token_loss"), "per_token", "mean_of_microbatches")
             ),
+            give("calculate_per_token_loss", True, among("loss", "per_token")),
         ),
     )
 
@@ -905,7 +883,7 @@ RAMP = replace(
         source="training/training.py: update_train_iters",
     ),
     sees=("train_samples", "train_iters", "global_batch_size"),
-    blurs=lambda values: bool(values.get("rampup_batch_size")),
+    blurs=on("rampup_batch_size"),
     tells=_without_ramp,
 )
 

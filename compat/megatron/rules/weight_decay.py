@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.stack.rules import EFFECTS, Context, Effect, Group, convert
+from bridge.stack.rules import EFFECTS, Context, Group, convert, nothing
+from bridge.stack.words import effect_if, give, given, on
 from compat.megatron.rules.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."
@@ -26,7 +27,6 @@ RULES = (
         "weight_decay",
         DECAY,
         _read_decay,
-        lambda values, context: {"weight_decay": values.get(DECAY)},
         sees=(START, END, STYLE),
         source="core/optimizer_param_scheduler.py: step, get_wd",
     ),
@@ -59,13 +59,9 @@ RULES = (
     convert(
         (),
         "optimizer.decay_scope",
-        lambda values, context: (
-            {"optimizer.decay_scope": "matrices"} if values.get("weight_decay") is not None else {}
-        ),
-        lambda values, context: {},
-        effect=lambda values: (
-            EFFECTS["optimizer.decay_scope"] if values.get("weight_decay") else Effect.NONE
-        ),
+        give("optimizer.decay_scope", "matrices", given("weight_decay")),
+        nothing,
+        effect=effect_if(on("weight_decay"), EFFECTS["optimizer.decay_scope"]),
         sees=("weight_decay",),
         carries={"weight_decay": "optimizer.decay_scope"},
         lossy="Megatron never decays biases and parameters of one dimension",

@@ -12,6 +12,7 @@ from bridge.stack.rules import (
     opposite_switch,
     rename,
 )
+from bridge.stack.words import above, either, give, nonzero, of
 
 STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
 
@@ -57,7 +58,7 @@ def _interval(theirs: str, ours: str) -> Rule:
         lambda values, context: (
             {ours: max(1, round(values[theirs]))} if values.get(theirs) is not None else {}
         ),
-        lambda values, context: {theirs: values.get(ours) or None},
+        give(theirs, nonzero(ours)),
         effect=EFFECTS[ours],
         blurs=lambda values: (
             values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs]))
@@ -76,10 +77,8 @@ def split(theirs: str, ours: str, source: str) -> Rule:
     return convert(
         theirs,
         ours,
-        lambda values, context: {ours: values.get(theirs)} if (values.get(TP) or 1) > 1 else {},
-        lambda values, context: (
-            {theirs: values.get(ours)} if (values.get("parallel.tensor") or 1) > 1 else {}
-        ),
+        give(ours, of(theirs), above(TP)),
+        give(theirs, of(ours), above("parallel.tensor")),
         effect=EFFECTS[ours],
         sees=(TP, "parallel.tensor"),
         lossy="Merak uses this setting only if tensor ranks split layers",
@@ -93,10 +92,7 @@ RULES = (
     convert(
         KEPT,
         "run.keep_checkpoints",
-        lambda values, context: {
-            "run.keep_checkpoints": values[KEPT] if (values.get(KEPT) or 0) > 0 else None
-        },
-        lambda values, context: {KEPT: values.get("run.keep_checkpoints")},
+        give("run.keep_checkpoints", either(above(KEPT, 0), of(KEPT), None)),
         effect=EFFECTS["run.keep_checkpoints"],
         source="core/checkpoint/checkpoint.py: save_total_limit",
     ),
@@ -105,9 +101,7 @@ RULES = (
     convert(
         "args.seed",
         "run.seed",
-        lambda values, context: {"run.seed": values.get("args.seed")},
-        # A negative seed is left out, and so is an open one.
-        lambda values, context: (
+        write=lambda values, context: (
             {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {}
         ),
         effect=EFFECTS["run.seed"],

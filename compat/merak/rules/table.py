@@ -19,11 +19,13 @@ from bridge.stack.rules import (
     convert,
     lacks,
     longest,
+    nothing,
     only_ours,
     plain_adam,
     rename,
     spare_parameters,
 )
+from bridge.stack.words import above, among, either, give, given, known, no, of, on
 from compat.merak import habits
 from compat.merak.habits import automatic
 from compat.merak.releases import REWRITTEN, ULYSSES
@@ -56,9 +58,7 @@ def model_rules() -> tuple[Rule, ...]:
         convert(
             "args.no_tie_modules",
             "model.tied",
-            lambda values, context: (
-                {"model.tied": False} if values.get("args.no_tie_modules") else {}
-            ),
+            give("model.tied", False, on("args.no_tie_modules")),
             _write_tied,
             lossy=(
                 "Merak ties weights of equal shape if the model ties them; only no_tie_modules"
@@ -81,25 +81,6 @@ def _write_tied(values: Group, context: Context) -> Group:
     return {} if tied is None else {"args.no_tie_modules": not tied}
 
 
-SEQUENCE = convert(
-    ("init.sp", "args.sequence_parallel"),
-    ("parallel.context", "parallel.sequence"),
-    lambda values, context: _read_sequence(values, context),
-    lambda values, context: _write_sequence(values, context),
-    effect=Effect.ROUNDING,
-    sees=("init.tp", "parallel.tensor"),
-    carries={
-        "init.sp": "parallel.context",
-        "args.sequence_parallel": ("parallel.context", "parallel.sequence"),
-    },
-    lossy=(
-        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses);"
-        " releases up to 2.2.2 split them over tensor ranks"
-    ),
-    source="initialize.py: init; core/pipeline/module.py: sequence_parallel; up to 2.2.2 core/tensor_parallel/mp_layers.py",
-)
-
-
 def _read_sequence(values: Group, context: Context) -> Group:
     # One argument, two meanings: Ulysses over ranks of their own on main, tokens of tensor ranks
     # before.
@@ -117,6 +98,25 @@ def _write_sequence(values: Group, context: Context) -> Group:
     return {"args.sequence_parallel": split} if values.get("parallel.sequence") is not None else {}
 
 
+SEQUENCE = convert(
+    ("init.sp", "args.sequence_parallel"),
+    ("parallel.context", "parallel.sequence"),
+    _read_sequence,
+    _write_sequence,
+    effect=Effect.ROUNDING,
+    sees=("init.tp", "parallel.tensor"),
+    carries={
+        "init.sp": "parallel.context",
+        "args.sequence_parallel": ("parallel.context", "parallel.sequence"),
+    },
+    lossy=(
+        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses);"
+        " releases up to 2.2.2 split them over tensor ranks"
+    ),
+    source="initialize.py: init; core/pipeline/module.py: sequence_parallel; up to 2.2.2 core/tensor_parallel/mp_layers.py",
+)
+
+
 def parallel_rules() -> tuple[Rule, ...]:
     """Return the rules for the sizes of the mesh axes."""
     return (
@@ -126,27 +126,19 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             LEVEL,
             "parallel.tensor_overlap",
-            lambda values, context: (
-                {"parallel.tensor_overlap": values[LEVEL] > 0}
-                if values.get(LEVEL) is not None
-                else {}
-            ),
-            lambda values, context: (
-                {LEVEL: int(values["parallel.tensor_overlap"])}
-                if "parallel.tensor_overlap" in values
-                else {}
+            give("parallel.tensor_overlap", above(LEVEL, 0), given(LEVEL)),
+            give(
+                LEVEL, either(on("parallel.tensor_overlap"), 1, 0), known("parallel.tensor_overlap")
             ),
             effect=Effect.COST,
-            blurs=lambda values: (values.get(LEVEL) or 0) > 1,
+            blurs=above(LEVEL),
             lossy="stagebridge does not translate levels of overlap; Merak's level 1 is used",
         ),
         convert(
             (),
             "parallel.context_method",
-            lambda values, context: (
-                {"parallel.context_method": "a2a"} if (values.get("init.sp") or 1) > 1 else {}
-            ),
-            lambda values, context: {},
+            give("parallel.context_method", "a2a", above("init.sp")),
+            nothing,
             effect=Effect.COST,
             sees=("init.sp",),
             carries={"init.sp": "parallel.context_method"},
@@ -174,23 +166,6 @@ MICRO, STEPS, DATA = (
     "init.dp",
 )
 
-BATCH = convert(
-    (MICRO, STEPS, DATA),
-    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
-    lambda values, context: _read_batch(values),
-    lambda values, context: {
-        MICRO: values.get("batch.micro"),
-        STEPS: values.get("batch.accumulation"),
-        DATA: values.get("parallel.data"),
-    },
-    carries={
-        MICRO: "batch.micro",
-        STEPS: "batch.accumulation",
-        DATA: ("batch.global_", "parallel.data"),
-    },
-    source="utils/parameters.py: total_batch_size = micro x accumulation x data",
-)
-
 
 def _read_batch(values: Group) -> Group:
     micro, steps, data = values.get(MICRO), values.get(STEPS), values.get(DATA)
@@ -200,6 +175,20 @@ def _read_batch(values: Group) -> Group:
         "batch.global_": micro * steps * data if micro and steps and data else None,
         "parallel.data": data,
     }
+
+
+BATCH = convert(
+    (MICRO, STEPS, DATA),
+    ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
+    _read_batch,
+    give({MICRO: of("batch.micro"), STEPS: of("batch.accumulation"), DATA: of("parallel.data")}),
+    carries={
+        MICRO: "batch.micro",
+        STEPS: "batch.accumulation",
+        DATA: ("batch.global_", "parallel.data"),
+    },
+    source="utils/parameters.py: total_batch_size = micro x accumulation x data",
+)
 
 
 PARTITIONS = {
@@ -270,7 +259,7 @@ def stage_rules() -> tuple[Rule, ...]:
                 if _has_pipeline(values.get("init.pp"))
                 else {}
             ),
-            lambda values, context: _write_partition(values),
+            _write_partition,
             effect=Effect.COST,
             sees=("init.pp", "parallel.pipeline"),
             carries={
@@ -278,14 +267,14 @@ def stage_rules() -> tuple[Rule, ...]:
                 "args.custom_partition": "stages.boundaries",
             },
             lossy=SHARDS,
-            blurs=lambda values: values.get("args.partition_method") in OWN_PARTITIONS,
+            blurs=among("args.partition_method", *OWN_PARTITIONS),
             source="core/pipeline/layers_partition.py",
         ),
         convert(
             "args.train_schedule",
             "schedule.name",
-            lambda values, context: _read_order(values),
-            lambda values, context: _write_order(values),
+            _read_order,
+            _write_order,
             effect=Effect.COST,
             sees=(
                 "init.pp",
@@ -300,7 +289,7 @@ def stage_rules() -> tuple[Rule, ...]:
                 "Merak's schedules are all variants of 1F1B, which differ in the messages that they"
                 " combine and in the time of recomputation"
             ),
-            blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
+            blurs=no(among("args.train_schedule", *PAIRED)),
             source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",
         ),
         only_ours(
@@ -361,19 +350,13 @@ def zero_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             sees=(*ZERO_FIELDS, "zero.stage"),
             carries={REDUCE_BUCKET: "zero.bucket", GATHER_BUCKET: "zero.gather_bucket"},
-            blurs=lambda values: values.get("args.zero_stage") != 1,
+            blurs=no(among("args.zero_stage", 1)),
             lossy="Merak reads the bucket sizes only with ZeRO",
             source="core/zero/stage1.py: configure_zero_optimizer; sizes are counted in elements",
         ),
         convert(
             PRESCALED,
             ("zero.prescale", "zero.predivide"),
-            lambda values, context: dict(
-                zip(("zero.prescale", "zero.predivide"), map(values.get, PRESCALED), strict=True)
-            ),
-            lambda values, context: dict(
-                zip(PRESCALED, map(values.get, ("zero.prescale", "zero.predivide")), strict=True)
-            ),
             effect=Effect.ROUNDING,
             carries=dict(zip(PRESCALED, ("zero.prescale", "zero.predivide"), strict=True)),
             source="core/zero/stage1.py: average_tensor",
@@ -436,24 +419,6 @@ PRESCALED = ("args.prescale_gradients", "args.gradient_predivide_factor")
 
 HALF_PRECISION = ("args.fp16", "args.bf16", "args.half_precision_backend", "args.fp16_opt_level")
 
-PRECISION = convert(
-    HALF_PRECISION,
-    ("precision.compute", "precision.master", "precision.reduce", "precision.moments"),
-    lambda values, context: _read_precision(values, context),
-    lambda values, context: _write_precision(values, context),
-    sees=ZERO_FIELDS,
-    carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
-    lossy=(
-        "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without master"
-        " weights, or in fp32; Merak reduces gradients in the training format, but with ZeRO in"
-        " fp16; stagebridge translates automatic mixed precision to fp16"
-    ),
-    mixed=True,
-    blurs=lambda values: automatic(values),
-    note="a level of Apex mixed precision",
-    source="core/amp/amp_engine.py; core/merak_engine.py: communication_data_type; core/zero/stage1.py: communication_data_type",
-)
-
 
 def compute(values: Group, context: Context) -> str:
     """Return the number format in which the release trains."""
@@ -482,6 +447,25 @@ def _write_precision(values: Group, context: Context) -> Group:
     return {"args.fp16": format == "fp16", "args.bf16": format == "bf16" and context.since(BF16)}
 
 
+PRECISION = convert(
+    HALF_PRECISION,
+    ("precision.compute", "precision.master", "precision.reduce", "precision.moments"),
+    _read_precision,
+    _write_precision,
+    sees=ZERO_FIELDS,
+    carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
+    lossy=(
+        "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without master"
+        " weights, or in fp32; Merak reduces gradients in the training format, but with ZeRO in"
+        " fp16; stagebridge translates automatic mixed precision to fp16"
+    ),
+    mixed=True,
+    blurs=automatic,
+    note="a level of Apex mixed precision",
+    source="core/amp/amp_engine.py; core/merak_engine.py: communication_data_type; core/zero/stage1.py: communication_data_type",
+)
+
+
 SCALES = ("static", "initial", "hysteresis")
 FIXED_HYSTERESIS = 2
 TORCH_SCALER = {
@@ -495,48 +479,6 @@ an overflow at this scale does not end the run.
 """
 
 SCALED = ("args.fp16", "args.half_precision_backend", "precision.compute")
-LOSS_SCALE = convert(
-    ("args.loss_scale", "args.initial_scale_power", "args.hysteresis"),
-    tuple(f"precision.loss_scale.{name}" for name in SCALES),
-    lambda values, context: _read_loss_scale(values, context),
-    lambda values, context: _write_loss_scale(values, context),
-    effect=lambda values: _effect_of_scale(values),
-    sees=SCALED,
-    carries={
-        "args.loss_scale": "precision.loss_scale.static",
-        "args.initial_scale_power": "precision.loss_scale.initial",
-        "args.hysteresis": "precision.loss_scale.hysteresis",
-    },
-    lossy=(
-        "Merak scales the loss only in fp16, always dynamically, starts at a power of two, and has hysteresis 2 from 2.0.0 on"
-    ),
-    source="core/amp/amp_engine.py: configure_fp16_optimizer, dynamic_loss_args",
-)
-WINDOW = convert(
-    "args.loss_scale_window",
-    ("precision.loss_scale.window", "precision.loss_scale.late"),
-    lambda values, context: _read_window(values, context),
-    lambda values, context: _where_half(
-        values, "args.loss_scale_window", values.get("precision.loss_scale.window")
-    ),
-    effect=lambda values: _effect_of_scale(values),
-    sees=(*SCALED, *ZERO_FIELDS),
-    lossy="with ZeRO, Merak's loss scale doubles at the end of the loss-scale window; without ZeRO, one step later",
-    source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
-)
-FLOOR = convert(
-    "args.min_loss_scale",
-    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
-    lambda values, context: _read_floor(values),
-    lambda values, context: _write_floor(values),
-    effect=lambda values: _effect_of_scale(values),
-    sees=SCALED,
-    lossy=(
-        "Merak's smallest scale is a whole number, and a step that overflows at this scale is"
-        " skipped like any other step that overflows"
-    ),
-    source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
-)
 
 
 def _effect_of_scale(values: Group) -> Effect:
@@ -558,6 +500,22 @@ def _read_window(values: Group, context: Context) -> Group:
     }
 
 
+WINDOW = convert(
+    "args.loss_scale_window",
+    ("precision.loss_scale.window", "precision.loss_scale.late"),
+    _read_window,
+    give(
+        "args.loss_scale_window",
+        of("precision.loss_scale.window"),
+        among("precision.compute", "fp16"),
+    ),
+    effect=_effect_of_scale,
+    sees=(*SCALED, *ZERO_FIELDS),
+    lossy="with ZeRO, Merak's loss scale doubles at the end of the loss-scale window; without ZeRO, one step later",
+    source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
+)
+
+
 def _read_floor(values: Group) -> Group:
     """Return the plan's fields for the smallest loss scale. Neither Merak nor torch ends the run if
     a step overflows at this scale. In torch's scaler the smallest scale is fixed.
@@ -572,6 +530,21 @@ def _write_floor(values: Group) -> Group:
     # The argument is a whole number; a plan's minimum may have a fraction.
     minimum = values.get("precision.loss_scale.minimum")
     return _where_half(values, "args.min_loss_scale", None if minimum is None else round(minimum))
+
+
+FLOOR = convert(
+    "args.min_loss_scale",
+    ("precision.loss_scale.minimum", "precision.loss_scale.final"),
+    _read_floor,
+    _write_floor,
+    effect=_effect_of_scale,
+    sees=SCALED,
+    lossy=(
+        "Merak's smallest scale is a whole number, and a step that overflows at this scale is"
+        " skipped like any other step that overflows"
+    ),
+    source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
+)
 
 
 def _where_half(values: Group, path: str, value: int | None) -> Group:
@@ -602,38 +575,22 @@ def _write_loss_scale(values: Group, context: Context) -> Group:
     }
 
 
-OPTIMIZER = convert(
-    (
-        "args.adafactor",
-        "args.learning_rate",
-        "args.adam_beta1",
-        "args.adam_beta2",
-        "args.adam_epsilon",
-        "args.weight_decay",
-        "args.zero_allow_untested_optimizer",
-    ),
-    (
-        "optimizer.name",
-        "optimizer.lr",
-        "optimizer.betas",
-        "optimizer.eps",
-        "optimizer.weight_decay",
-    ),
-    lambda values, context: _read_optimizer(values),
-    lambda values, context: _write_optimizer(values),
+LOSS_SCALE = convert(
+    ("args.loss_scale", "args.initial_scale_power", "args.hysteresis"),
+    tuple(f"precision.loss_scale.{name}" for name in SCALES),
+    _read_loss_scale,
+    _write_loss_scale,
+    effect=_effect_of_scale,
+    sees=SCALED,
     carries={
-        "args.adafactor": "optimizer.name",
-        "args.learning_rate": "optimizer.lr",
-        "args.adam_beta1": "optimizer.betas",
-        "args.adam_beta2": "optimizer.betas",
-        "args.adam_epsilon": "optimizer.eps",
-        "args.weight_decay": "optimizer.weight_decay",
-        "args.zero_allow_untested_optimizer": (),
+        "args.loss_scale": "precision.loss_scale.static",
+        "args.initial_scale_power": "precision.loss_scale.initial",
+        "args.hysteresis": "precision.loss_scale.hysteresis",
     },
-    sees=("zero.stage",),
-    note="with Adafactor, ZeRO needs this switch",
-    lossy="Merak has AdamW and Adafactor; neither decays biases and layer norms",
-    source="merak_trainer.py: create_optimizer",
+    lossy=(
+        "Merak scales the loss only in fp16, always dynamically, starts at a power of two, and has hysteresis 2 from 2.0.0 on"
+    ),
+    source="core/amp/amp_engine.py: configure_fp16_optimizer, dynamic_loss_args",
 )
 
 
@@ -669,6 +626,41 @@ def _write_optimizer(values: Group) -> Group:
     }
 
 
+OPTIMIZER = convert(
+    (
+        "args.adafactor",
+        "args.learning_rate",
+        "args.adam_beta1",
+        "args.adam_beta2",
+        "args.adam_epsilon",
+        "args.weight_decay",
+        "args.zero_allow_untested_optimizer",
+    ),
+    (
+        "optimizer.name",
+        "optimizer.lr",
+        "optimizer.betas",
+        "optimizer.eps",
+        "optimizer.weight_decay",
+    ),
+    _read_optimizer,
+    _write_optimizer,
+    carries={
+        "args.adafactor": "optimizer.name",
+        "args.learning_rate": "optimizer.lr",
+        "args.adam_beta1": "optimizer.betas",
+        "args.adam_beta2": "optimizer.betas",
+        "args.adam_epsilon": "optimizer.eps",
+        "args.weight_decay": "optimizer.weight_decay",
+        "args.zero_allow_untested_optimizer": (),
+    },
+    sees=("zero.stage",),
+    note="with Adafactor, ZeRO needs this switch",
+    lossy="Merak has AdamW and Adafactor; neither decays biases and layer norms",
+    source="merak_trainer.py: create_optimizer",
+)
+
+
 CLIP = convert(
     "args.max_grad_norm",
     "optimizer.clip",
@@ -677,7 +669,6 @@ CLIP = convert(
         if switches_clipping_off(values)
         else max(0.0, values["args.max_grad_norm"])
     },
-    lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
     sees=("args.half_precision_backend", "args.fp16"),
     lossy="0, negative bounds, and any bound under cpu_amp mean no clipping",
     note="except in fp16, Merak bounds the norm of each rank's own gradients, not the global norm",
@@ -690,34 +681,6 @@ def switches_clipping_off(values: Group) -> bool:
     gradients.
     """
     return values.get("args.half_precision_backend") == "cpu_amp" and not values.get("args.fp16")
-
-
-RECOMPUTE = convert(
-    (
-        "args.activation_checkpointing",
-        "args.checkpoint_num_layers",
-        "args.activation_checkpoint_ratio",
-    ),
-    ("recompute.granularity", "recompute.method", "recompute.layers", "recompute.ratio"),
-    lambda values, context: _read_recompute(values),
-    lambda values, context: _write_recompute(values),
-    effect=Effect.COST,
-    carries={
-        "args.activation_checkpointing": "recompute.granularity",
-        "args.checkpoint_num_layers": (
-            "recompute.granularity",
-            "recompute.method",
-            "recompute.layers",
-        ),
-        "args.activation_checkpoint_ratio": "recompute.ratio",
-    },
-    lossy=(
-        "Merak recomputes groups of shards, not of layers, and never only parts of a layer; Merak's"
-        " ratio is one number for the first stage, or one number for each stage"
-    ),
-    blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
-    source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
-)
 
 
 def _read_recompute(values: Group) -> Group:
@@ -747,6 +710,34 @@ def _write_recompute(values: Group) -> Group:
         "args.checkpoint_num_layers": size,
         "args.activation_checkpoint_ratio": None if ratio is None else (repr(float(ratio)),),
     }
+
+
+RECOMPUTE = convert(
+    (
+        "args.activation_checkpointing",
+        "args.checkpoint_num_layers",
+        "args.activation_checkpoint_ratio",
+    ),
+    ("recompute.granularity", "recompute.method", "recompute.layers", "recompute.ratio"),
+    _read_recompute,
+    _write_recompute,
+    effect=Effect.COST,
+    carries={
+        "args.activation_checkpointing": "recompute.granularity",
+        "args.checkpoint_num_layers": (
+            "recompute.granularity",
+            "recompute.method",
+            "recompute.layers",
+        ),
+        "args.activation_checkpoint_ratio": "recompute.ratio",
+    },
+    lossy=(
+        "Merak recomputes groups of shards, not of layers, and never only parts of a layer; Merak's"
+        " ratio is one number for the first stage, or one number for each stage"
+    ),
+    blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
+    source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
+)
 
 
 def other_rules() -> tuple[Rule, ...]:

@@ -103,7 +103,7 @@ RULE = convert(
         *(MASTER, SCALE, "precision.compute", "precision.master"),
         *(*router_losses.SEES, *router_losses.SEES_OF_PLAN),
     ),
-    blurs=lambda values: bool(unsaid(values)),
+    blurs=unsaid,
     tells=unread_settings_text,
     lossy="either Fast-LLM's model has no setting with this meaning, or stagebridge does not translate it",
     model=True,

@@ -13,7 +13,7 @@ from bridge.stack.dialect import Config
 from compat.automodel.effective import PP, D, data_ranks
 from compat.automodel.formats import formats, nest_recipe
 from compat.automodel.releases import release
-from compat.automodel.schema import DTYPES
+from compat.automodel.setting_types import DTYPES
 from harvesting.code import first, plain
 
 Group = dict[str, Any]
