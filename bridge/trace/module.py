@@ -536,7 +536,7 @@ class ModuleSource:
 
     def modes(self) -> Mapping[str, list[str]]:
         """Return the names of the largest modules that are in evaluation mode though the model
-        trains, and of the parameters that require no gradient.
+        trains, of the parameters that require no gradient, and of those that have several names.
         """
         evaluating: list[str] = []
         for name, module in naming.modules_by_path(self.module) if self.trains else ():
@@ -544,7 +544,8 @@ class ModuleSource:
                 evaluating.append(name)
         weights = naming.parameters_by_name(self.module).items()
         frozen = [name for name, weight in weights if not weight.requires_grad]
-        return {"evaluating": evaluating, "frozen": frozen}
+        ties = [" and ".join(map(self.global_name, tie)) for tie in naming.ties_of(self.module)]
+        return {"evaluating": evaluating, "frozen": frozen, "tied": ties}
 
     def about(self) -> Mapping[str, object]:
         formats = {

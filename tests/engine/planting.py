@@ -829,7 +829,7 @@ FAULTS: dict[str, Planted] = {
         r"blocks\.0 is the first",
         ("future-seen",),
     ),
-    "A30": Planted(plants("built", unties, 0), r"0/init/head", "tied in the other", ("untied",)),
+    "A30": Planted(plants("built", unties, 0), r"0/init/head", r"^B ties tok\.weight and head\.weight", ("untied",)),
 }
 
 
@@ -1289,7 +1289,7 @@ FAULTS |= {
         "accelerate",
     ),
     "T1": Planted(
-        plants("built", unties, 0), r"0/init/.*head", "tied in the other", ("untied",), "Trainer"
+        plants("built", unties, 0), r"0/init/.*head", r"^B ties inner\.tok\.weight and inner\.head\.weight", ("untied",), "Trainer"
     ),
     "T2": Planted(
         sets(group=without_block),

@@ -309,7 +309,7 @@ REPORTED: Mapping[str, Planted] = {
     "W4": alone(
         plants("begins", unties),
         r"2/(reduce|backward)/",
-        r"tied|parameter",
+        r"^B ties tok\.weight and head\.weight to one parameter",
         ("untied",),
         met="Megatron-LM#656",
     ),
