@@ -96,6 +96,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "updates-lost": Meaning(
         "most updates vanish in rounding: 16-bit weights are updated without fp32 masters"
     ),
+    "cast-stale": Meaning(
+        "forward uses 16-bit weights that are not those of the fp32 masters: an update did not reach "
+        "the model, or weights were loaded without their masters"
+    ),
     "moments-missing": Meaning(
         "the optimizer's moments and step counts do not fit together: some were not resumed"
     ),

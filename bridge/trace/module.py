@@ -35,6 +35,7 @@ from bridge.trace.step_meeting import Meeting
 from bridge.trace.tracer import is_recomputing
 
 logger = logging.getLogger("bridge.trace")
+SHORT = (torch.bfloat16, torch.float16)
 INSIDE = ("tensor", "pipeline")
 """Names of the axes along which all ranks process the same samples."""
 Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
@@ -520,6 +521,25 @@ class ModuleSource:
             for number in numbers
             for group in self.optimizers[number].param_groups
             for weight in group["params"]
+        }
+
+    def casts(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Return the 16-bit weights of which this rank holds fp32 masters, each with its master. If
+        the script itself made the masters, they are assigned by shape and order.
+        """
+        held = {id(one): one for group in self.groups for one in group["params"]}
+        parameters = naming.parameters_by_name(self.module)
+        own, masters = {id(weight) for weight in parameters.values()}, dict[Any, list[Tensor]]()
+        for weight in held.values():
+            if id(weight) not in own and weight.dtype == torch.float32:
+                masters.setdefault(weight.shape, []).append(weight)
+        return {
+            name: (weight, masters[weight.shape].pop(0))
+            for name, weight in parameters.items()
+            if weight.requires_grad
+            and weight.dtype in SHORT
+            and id(weight) not in held
+            and masters.get(weight.shape)
         }
 
     def settings(self) -> Mapping[str, object]:

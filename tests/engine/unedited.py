@@ -11,13 +11,11 @@ import os
 import re
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
 from harmless import prepare, run_script
 from scripts import FOLDER, names
 
@@ -40,12 +38,14 @@ run = plain(NAME, Path(FOLDER))
 shown([run.losses, run.norms, run.notes, run.weights])
 """
 DEEPSPEED = """
-import torch
+import contextlib, os, sys, torch
 from pathlib import Path
 import trainer_scripts
+os.environ |= {"LOCAL_RANK": "0", **trainer_scripts.places(1)}
 torch.manual_seed(0)
 run = trainer_scripts.Run(Path(FOLDER), LEVEL)
-trainer_scripts.SCRIPTS[NAME](run)
+with contextlib.redirect_stdout(sys.stderr):  # trainers print how long they took
+    trainer_scripts.SCRIPTS[NAME](run)
 shown([run.numbers, run.weights])
 """
 HEAD = """
@@ -154,7 +154,8 @@ shown([*model.parameters()])
         2,
         """
 import copy
-model = net(8, 16, 1); mean = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+model = net(8, 16, 1)
+mean = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 wrapped = nn.parallel.DistributedDataParallel(model); optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
 best = None
 for step in range(5):
@@ -334,7 +335,9 @@ for step in range(4):
 
 
 def every(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """All scripts: kind and name, ranks and text; what they read or write lies in `folder`."""
+    """All scripts: kind and name, ranks and text; what they read or write lies in `folder`. Those of DeepSpeed are at another
+    level of ZeRO each.
+    """
     for name in names():
         source = (FOLDER / f"{name}.py").read_text()
         if "\nREFUSED = " not in source and ("peft" not in source or find_spec("peft")):
@@ -355,30 +358,29 @@ def changed(chosen: Sequence[str], folder: Path, counts: Counter[str]) -> Iterat
     for name, ranks, text in every(folder):
         if chosen and not any(re.fullmatch(one, name) for one in chosen):
             continue
-        path, began = folder / f"{sum(counts.values())}.py", time.monotonic()
+        path = folder / f"{sum(counts.values())}.py"
         path.write_text(text)
-        seconds, runs = [], []
-        for trace in (None, folder / f"{path.stem}.trace"):
-            (folder / "run").mkdir(exist_ok=True)
-            runs.append(run_script(path, ranks, trace, 1))
-            seconds.append(time.monotonic() - began - sum(seconds))
-        fails = any(code for code, _ in runs[0])
+        trace = path.with_suffix(".trace")
+        (folder / "run").mkdir(exist_ok=True)
+        plain, watched = (_without_times(run_script(path, ranks, to, 1)) for to in (None, trace))
+        fails = any(code for code, _ in plain)
         counts["fails by itself" if fails else "runs"] += 1
-        attached = (folder / f"{path.stem}.trace" / "attached.json").exists()
-        counts["not attached"] += not attached
-        print(
-            f"{name}: {'fails, ' * fails}{len(runs[0][0][1])} lines, {seconds[0]:.1f} s, {seconds[1]:.1f} s",
-            file=sys.stderr,
-        )
         logs = [path.with_suffix(f".True{rank}.log").read_text() for rank in range(ranks)]
-        alarms = [
-            line
-            for log in logs
-            for line in log.splitlines()
-            if re.search("observer|hook failed|check-ended", line)
-        ]
-        if runs[0] != runs[1] or alarms or not attached:
-            yield name, "\n".join([*(str(run)[-600:] for run in runs), *alarms, logs[0][-1200:]])
+        told = [line for log in logs for line in log.splitlines() if ALARM.search(line)]
+        if not (fails or (trace / "attached.json").exists()):
+            told.append("nothing was attached")
+        if plain != watched:
+            told.append(f"{plain}\n{watched}\n{logs[0][-2000:]}")
+        if told:
+            yield name, "\n".join(told)
+
+
+ALARM = re.compile("observer|hook failed|check-ended")
+
+
+def _without_times(ranks: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """Exit codes and lines, without those of loggers, which begin with the time."""
+    return [(code, [line for line in lines if not line.startswith("[20")]) for code, lines in ranks]
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from bridge.trace.invariants.copies import Buffers, Calls, Modes, Ties
 from bridge.trace.invariants.explained import Explained
 from bridge.trace.invariants.gradients import Cleared, Reduced
 from bridge.trace.invariants.inputs import Positions, Randomness, Samples
+from bridge.trace.invariants.masters import Casts
 from bridge.trace.invariants.optimizers import Clipped, Groups, Resumed, Updated
 from bridge.trace.invariants.pace import Late, Schedules
 from bridge.trace.invariants.recompute import Recomputed
@@ -48,7 +49,7 @@ CHECKS: Sequence[type[Check]] = (
         Modes,
         Ties,
     ),
-    *(Recomputed, Causal, Late, Schedules, Explained),
+    *(Recomputed, Causal, Late, Schedules, Explained, Casts),
 )
 POINTS = ("saw", "passing", "end_forward", "backward", "end_step")
 ROWS, SAID = "invariants", "findings"
