@@ -96,8 +96,8 @@ def _find_other_ties(case: Case) -> Found | None:
 
 
 def _find_changed_weights(case: Case) -> Found | None:
-    """Rule: one of the runs found that its weights had changed since the last update."""
-    return _find_missing_log(case, ("weights-changed",))
+    """Rule: one of the runs found that its weights are not those of the last update."""
+    return _find_missing_log(case, ("cast-stale", "weights-changed"))
 
 
 def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | None:

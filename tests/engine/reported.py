@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -269,9 +270,56 @@ def fewer(loop: Loop) -> None:
     loop.data = lambda step: plain(loop, step)[: loop.passes - (step == AT)]  # type: ignore[method-assign]
 
 
+# Masters in fp32 beside weights in 16 bits
+
+
+def copied_masters(loop: Loop) -> list[nn.Parameter]:
+    """What the optimizer holds in place of the model's weights."""
+    return [nn.Parameter(weight.detach().float()) for weight in loop.model.parameters()]
+
+
+def _of_masters(loop: Loop) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    masters = loop.optimizer.param_groups[0]["params"]
+    return list(zip(masters, loop.model.parameters(), strict=True))
+
+
+def to_masters(loop: Loop, step: int) -> None:
+    """Gradients of the weights become those of their masters."""
+    for master, weight in _of_masters(loop):
+        assert weight.grad is not None
+        master.grad = weight.grad.float()
+
+
+def from_masters(loop: Loop, step: int, left: int = 0) -> None:
+    """An update of the masters, of which the weights become roundings, but in the step `left`."""
+    loop.optimizer.step()
+    loop.model.zero_grad()
+    with torch.no_grad():
+        for master, weight in _of_masters(loop) if step != left else ():
+            weight.copy_(master)
+
+
+def reloads(loop: Loop, step: int) -> None:
+    """Other weights are loaded into the model, whose masters stay."""
+    weights, whole = list(loop.model.parameters()), nullcontext()
+    if hasattr(weights[0], "ds_id"):
+        import deepspeed
+
+        whole = deepspeed.zero.GatheredParameters(weights, modifier_rank=0)
+    with whole, torch.no_grad():
+        for weight in weights:
+            weight.copy_(weight.flatten().flip(0).view_as(weight))
+
+
+MASTERS = both(
+    sets(dtype=torch.bfloat16, group=copied_masters, step=from_masters),
+    plants("backward", to_masters, None),
+)
+IN_BF16 = sets(dtype=torch.bfloat16, buckets={"bf16": {"enabled": True}})
 UPDATE, REDUCE, BACK = r"2/update/", r"2/reduce/", r"2/backward/"
 CHANGED = ("gradient-changed",)
 MOMENTS = "its moments"
+STALE = "not those of the fp32 masters"
 DROPS = both(sets(dropout=0.2), own_seed)
 DIFFERENT = "differently from B|of B|times B|zero in A alone|get no gradient"
 
@@ -558,5 +606,40 @@ REPORTED: Mapping[str, Planted] = {
         sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2), met="kohya_ss#3241"
     ),
     "W45": alone(sets(clip=1e-2), r"1/reduce/", "alone", (), met="OpenSeq2Seq#192"),
+    # Weights that are loaded without their masters, which the next update brings back.
+    "W46": alone(
+        plants("begins", reloads),
+        r"2/forward/",
+        STALE,
+        ("cast-stale",),
+        clean=MASTERS,
+        met="apex#42",
+    ),
+    "W49": alone(
+        sets(step=lambda loop, step: from_masters(loop, step, AT)),
+        r"3/forward/",
+        STALE,
+        ("cast-stale",),
+        clean=MASTERS,
+        met="W46 the other way round",
+    ),
+    "W47": Planted(
+        plants("begins", reloads, 1),
+        r"1/forward/",
+        STALE,
+        ("cast-stale",),
+        "DeepSpeed ZeRO 2",
+        IN_BF16,
+        "DeepSpeed#762",
+    ),
+    "W48": Planted(
+        plants("begins", reloads),
+        r"2/forward/",
+        STALE,
+        ("cast-stale",),
+        "DeepSpeed ZeRO 3",
+        IN_BF16,
+        "DeepSpeed#6411",
+    ),
 }
 """By name, with the part of a run that tells of it."""

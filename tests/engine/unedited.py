@@ -293,6 +293,50 @@ for step in range(5):
 shown([*model.parameters()])
 """,
     ),
+    "masters in half, copied in a hook": (
+        1,
+        """
+model = net(8, 16, 16, 1).half()
+masters = [nn.Parameter(weight.detach().float()) for weight in model.parameters()]
+optimizer = torch.optim.SGD(masters, 0.05, momentum=0.9); scale = 64.0
+def cast(*_):
+    with torch.no_grad():
+        for master, weight in zip(masters, model.parameters()): weight.copy_(master)
+model.register_forward_pre_hook(cast)
+for step in range(8):
+    for part in range(2):
+        loss = model(rows(2 * step + part, 8, 8).half()).float().square().mean(); (loss * scale).backward()
+    for master, weight in zip(masters, model.parameters()): master.grad = weight.grad.float() / scale
+    if step != 3: optimizer.step()
+    model.zero_grad(); shown(float(loss))
+shown([*model.parameters()])
+""",
+    ),
+    "masters rounded at random": (
+        1,
+        """
+model = net(8, 16, 16, 1).bfloat16()
+masters = [nn.Parameter(weight.detach().float()) for weight in model.parameters()]
+mean = [master.detach().clone() for master in masters]
+optimizer = torch.optim.AdamW([{"params": [m for m in masters if m.dim() > 1]},
+    {"params": [m for m in masters if m.dim() < 2], "weight_decay": 0.0}], 1e-2)
+for step in range(8):
+    loss = model(rows(step, 8, 8).bfloat16()).float().square().mean(); loss.backward()
+    for master, weight in zip(masters, model.parameters()): master.grad = weight.grad.float()
+    optimizer.step(); model.zero_grad(); shown(float(loss))
+    with torch.no_grad():
+        for master, weight, ema in zip(masters, model.parameters(), mean):
+            noise = torch.randint(0, 1 << 16, master.shape, dtype=torch.int32)
+            weight.copy_((master.view(torch.int32) + noise).bitwise_and(-65536).view(torch.float32))
+            ema.lerp_(master, 0.1)
+        if step == 4:  # evaluates with the average
+            kept = [weight.clone() for weight in model.parameters()]
+            for weight, ema in zip(model.parameters(), mean): weight.copy_(ema)
+            model.eval(); shown(float(model(rows(90, 8, 8).bfloat16()).float().mean())); model.train()
+            for weight, old in zip(model.parameters(), kept): weight.copy_(old)
+shown([*model.parameters()])
+""",
+    ),
     "masters of its own": (
         1,
         """
@@ -367,6 +411,17 @@ def changed(chosen: Sequence[str], folder: Path, counts: Counter[str]) -> Iterat
         counts["fails by itself" if fails else "runs"] += 1
         logs = [path.with_suffix(f".True{rank}.log").read_text() for rank in range(ranks)]
         told = [line for log in logs for line in log.splitlines() if ALARM.search(line)]
+        faults = sorted(
+            {
+                line.split(":")[1]
+                for log in logs
+                for line in log.splitlines()
+                if line.startswith("fault: ")
+            }
+        )
+        counts.update(f"finds{fault}" for fault in faults)
+        if faults:
+            print(f"{name}: {', '.join(faults)}", file=sys.stderr)
         if not (fails or (trace / "attached.json").exists()):
             told.append("nothing was attached")
         if plain != watched:

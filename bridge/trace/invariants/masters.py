@@ -50,18 +50,18 @@ class Casts(Check):
             size = master.abs().clamp(min=torch.finfo(weight.dtype).tiny)
             # Up to one unit: rounding may be to the nearest, or up and down at random.
             units = float(((weight.float() - master).abs() / (unit * size)).nan_to_num().max())
-            if units <= 1 and (name in self.alike or bool((weight != weight[0]).any())):
+            if units <= 1 and bool((weight != weight[0]).any()):
                 self.alike.add(name)
-            elif units > 1 and name in self.alike:
+            # Engines say which master is which weight's.
+            elif units > 1 and (name in self.alike or not self.source.plain):
                 self.stale[name] = units
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         if self.stale:
             names = list(self.stale)
             evidence = (
-                f"{len(names)} of {len(self.alike)} 16-bit weights are no rounding of their fp32 masters, as"
-                f" they were before: {few_names(names)}; {names[0]} is up to"
-                f" {self.stale[names[0]]:.2g} units in the last place away"
+                f"{len(names)} 16-bit weights are no rounding of their fp32 masters: {few_names(names)}; "
+                f"{names[0]} is up to {self.stale[names[0]]:.2g} units in the last place away"
             )
             yield TraceFinding("cast-stale", step, names[0], evidence)
 
