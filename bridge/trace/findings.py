@@ -151,6 +151,10 @@ MEANINGS: Mapping[str, Meaning] = {
         "a buffer that the training loop changes, and no forward pass, has become different on data ranks",
         "remark",
     ),
+    "loss-spike": Meaning("the loss is far above that of all recent steps", "remark"),
+    "gradient-spike": Meaning(
+        "the norm of gradients is far above that of all recent steps", "remark"
+    ),
     "untied": Meaning("two weights that should be one parameter are separate: a tie was lost"),
     "skipped-alone": Meaning(
         "some ranks skipped a step that others took: replicas differ from here on, and no later "

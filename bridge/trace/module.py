@@ -110,6 +110,8 @@ class ModuleSource:
         """Time at which this rank computed its last gradient, on the host's clock."""
         self.done = 0
         """Number of steps before a run that resumes another one, as given to `attach`."""
+        self.numbers: Mapping[str, float] = {}
+        """The loss and the norm of gradients of the last step, as far as invariants measure them."""
         self._said = False
         self._split_names: dict[tuple[str, str], tuple[str, str]] = {}
         """By the name and the part of a parameter: its layer, and its name within the layer."""
@@ -177,12 +179,15 @@ class ModuleSource:
 
         def watch_optimizer(number: int) -> None:
             optimizer = self.optimizers[number]
-            before = optimizer.register_step_pre_hook(
-                lambda _, arguments, keywords: self._begin_optimizer_step(
-                    number, arguments, keywords
-                )
-            )
-            after = optimizer.register_step_post_hook(lambda *_: note_step(number))
+
+            # Not compiled with the step of an optimizer: a graph would compute other samples.
+            @torch.compiler.disable
+            def begin(_: Any, arguments: Any, keywords: Any) -> Any:
+                return self._begin_optimizer_step(number, arguments, keywords)
+
+            before = optimizer.register_step_pre_hook(begin)
+            end = torch.compiler.disable(lambda *_: note_step(number))
+            after = optimizer.register_step_post_hook(end)
             self._hooks[number] = before, after
 
         self._watched = watch_optimizer
@@ -341,6 +346,9 @@ class ModuleSource:
     """Whether more passes than `accumulation` in a step are always an error. They are not where
     several passes may share one loss.
     """
+
+    divides = True
+    """Whether something divides the loss of each pass by `accumulation`, whatever the script does."""
 
     @property
     def trains(self) -> bool:
@@ -706,7 +714,7 @@ def _watch_steps(source: ModuleSource) -> None:
     # One hook for all sources, which stays: a hook that goes with its source may go while torch
     # walks through the hooks of a step, and that step would end in an error.
     if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_report_step))
+        _hooked.append(register_optimizer_step_pre_hook(torch.compiler.disable(_report_step)))
     _sources.add(source)
 
 

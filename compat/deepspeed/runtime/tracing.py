@@ -59,7 +59,11 @@ class DeepSpeedSource(ModuleSource):
         """Wrap `engine.step`, so that gradients are traced at its beginning, the only time at which
         they are whole under ZeRO.
         """
-        step = self.engine.step
+        step, backward = self.engine.step, self.engine.backward
+
+        def note_scale(*arguments: Any, **keywords: Any) -> Any:
+            self.divides = keywords.get("scale_wrt_gas", True)
+            return backward(*arguments, **keywords)
 
         def step_and_report(*arguments: Any, **keywords: Any) -> Any:
             boundary = self.engine.is_gradient_accumulation_boundary()
@@ -71,7 +75,7 @@ class DeepSpeedSource(ModuleSource):
                 self.after()
             return result
 
-        self.engine.step = step_and_report
+        self.engine.step, self.engine.backward = step_and_report, note_scale
 
     @override
     def factors(self) -> Mapping[Unit, float]:
