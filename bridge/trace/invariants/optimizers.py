@@ -214,7 +214,8 @@ class Updated(Check):
     def _find_foreign_changes(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding about weights that changed between the last update and this one."""
         apart = differing_names(self.now, {name: sample for name, (sample, _) in self.old.items()})
-        names = [name for name in self.now if name in apart]
+        # Weights that have masters are casts of these, which `Casts` holds them to.
+        names = [name for name in self.now if name in apart - self.source.casts().keys()]
         changed = [name for name in self.kept if name in self.changed]
         frozen = [name for name in changed if " of " not in name]
         # NaN is not equal to itself.

@@ -36,6 +36,7 @@ class Progress(Check):
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.roots = Roots()
+        self.handles.append(self.roots)
         self.recent = {name: deque[float](maxlen=WINDOW) for name in IDS}
         self.norm: Tensor | None = None
 
