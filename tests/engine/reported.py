@@ -393,7 +393,7 @@ REPORTED: Mapping[str, Planted] = {
     "W9": alone(
         plants("begins", restarts),
         UPDATE,
-        "step count|updates of A|rule",
+        "^in A, updates are larger than the optimizer's rule allows",
         ("update-too-large",),
         met="DeepSpeed#4396",
     ),
@@ -407,7 +407,7 @@ REPORTED: Mapping[str, Planted] = {
     "W11": alone(
         plants("begins", of_group(lr=0.1)),
         REDUCE + "state",
-        "learning rate",
+        r"run step \d with a different learning rate",
         (),
         met="pytorch/examples#816",
     ),
@@ -428,7 +428,7 @@ REPORTED: Mapping[str, Planted] = {
     "W14": alone(
         plants("begins", of_group(eps=1e-8)),
         r"2/(reduce/state|update)",
-        "eps",
+        r"^the optimizer's group 0\.eps changes",
         (),
         met="mlpnlp-nmt#4",
     ),
@@ -445,14 +445,14 @@ REPORTED: Mapping[str, Planted] = {
     "W17": alone(
         sets(step=twice_stepped),
         UPDATE + r"|3/forward/",
-        "two updates|rule|a step too many",
+        "^A runs no layer in training mode .* a step too many",
         ("step-without-backward",),
         met="ECO-pytorch#1",
     ),
     "W18": alone(
         plants("begins", in_block(1, lambda x: x.detach())),
         r"2/(backward|reduce)/.*",
-        r"blocks",
+        r"^the backward pass of blocks\.2 .* in B alone",
         ("gradient-missing", "gradient-changed"),
         met="aprender#2232",
     ),
@@ -507,7 +507,7 @@ REPORTED: Mapping[str, Planted] = {
     "W28": alone(
         routed(0.2),
         r"1/backward/.*|0/init|1/forward/loss",
-        "loss",
+        "^the backward pass of norm .* a part of the loss",
         (),
         clean=routed(0.1),
         met="Automodel#3359",
@@ -515,35 +515,35 @@ REPORTED: Mapping[str, Planted] = {
     "W29": alone(
         plants("begins", loses(smooth)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="ViT-CIFAR#2",
     ),
     "W30": alone(
         plants("begins", loses(summed)),
         r"2/(backward/head|forward/loss)",
-        "loss.*times",
+        "^the loss that A's backward pass starts from is 32 times",
         (),
         met="miles#3231",
     ),
     "W31": alone(
         plants("begins", loses(unshifted)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="transformers#47394",
     ),
     "W32": alone(
         plants("begins", loses(penalised)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="none found",
     ),
     "W33": alone(
         plants("begins", loses(in_half)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="modalities#464",
     ),
@@ -558,7 +558,7 @@ REPORTED: Mapping[str, Planted] = {
     "W35": alone(
         plants("backward", of_gradients(noisy)),
         REDUCE,
-        "gradients .* than backward|changed",
+        "^in A, the optimizer gets other gradients than backward",
         CHANGED,
         met="espnet#912",
     ),
@@ -584,7 +584,11 @@ REPORTED: Mapping[str, Planted] = {
         met="DeepSpeed#1800",
     ),
     "W39": alone(
-        plants("backward", clips_each), REDUCE, "changed|clipped", CHANGED, met="transformers#581"
+        plants("backward", clips_each),
+        REDUCE,
+        "^in A, the optimizer gets other gradients than backward",
+        CHANGED,
+        met="transformers#581",
     ),
     "W40": alone(
         plants("backward", clips_values), REDUCE, "elements .* clipped", (), met="tfutils#115"
@@ -600,12 +604,22 @@ REPORTED: Mapping[str, Planted] = {
         shuffles, r"2/forward/input", "another order|different data", (), met="accelerate#4195"
     ),
     "W43": alone(
-        fewer, r"2/forward/", "pass", ("accumulation-differs",), met="pytorch-lightning#19987"
+        fewer,
+        r"2/forward/",
+        "^the optimizer steps after 1 pass in A, and after 2",
+        ("accumulation-differs",),
+        met="pytorch-lightning#19987",
     ),
     "W44": alone(
         sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2), met="kohya_ss#3241"
     ),
-    "W45": alone(sets(clip=1e-2), r"1/reduce/", "alone", (), met="OpenSeq2Seq#192"),
+    "W45": alone(
+        sets(clip=1e-2),
+        r"1/reduce/",
+        r"^gradients are clipped or normalised to a norm of 0\.01 in A alone",
+        (),
+        met="OpenSeq2Seq#192",
+    ),
     # Weights that are loaded without their masters, which the next update brings back.
     "W46": alone(
         plants("begins", reloads),
