@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bridge.trace.tracer import is_recomputing
 
-
 MOST = 2**14
 """Number of backward passes without a step after which another training runs than the traced one,
 so that its losses are forgotten.

@@ -358,9 +358,10 @@ def _outlasts_schedule(plan: Plan) -> bool:
     return length is not None and end is not None and length > end
 
 
-SHORT = 4
+SHORT = 5
 """Number of steps of a schedule that ends before training does. It is smaller than `ENOUGH`, the
-number of steps in such a run.
+number of steps in such a run, and leaves two steps between warmup and end: half-way, a cosine and a
+line have the same value.
 """
 
 

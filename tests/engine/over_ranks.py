@@ -219,7 +219,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X5": Planted(
         plants("stepped", balances(together=False), None),
         r"2/forward/",
-        "buffer|" + ITSELF,
+        "^head is the first layer whose outputs differ",
         ("buffers-differ", "buffers-diverge"),
         clean=plants("stepped", balances(together=True), None),
         met="deepspeed-course#27",
