@@ -183,7 +183,7 @@ def watch_script(settings: dict[str, Any]) -> None:
 
         module._compiled_call_impl = call
 
-    Module.compile = compile_module  # type: ignore[method-assign]
+    Module.compile = compile_module  # type: ignore[method-assign, assignment]
     Optimizer.__init__ = record_optimizer  # type: ignore[method-assign, assignment]
     watch.hooks.append(register_module_forward_pre_hook(watch.forward))
     watch.hooks.append(register_optimizer_step_pre_hook(watch.stepping))

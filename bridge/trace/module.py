@@ -181,12 +181,16 @@ class ModuleSource:
             optimizer = self.optimizers[number]
 
             # Not compiled with the step of an optimizer: a graph would compute other samples.
-            @torch.compiler.disable
-            def begin(_: Any, arguments: Any, keywords: Any) -> Any:
-                return self._begin_optimizer_step(number, arguments, keywords)
-
+            begin, end = map(
+                torch.compiler.disable,
+                (
+                    lambda _, arguments, keywords: self._begin_optimizer_step(
+                        number, arguments, keywords
+                    ),
+                    lambda *_: note_step(number),
+                ),
+            )
             before = optimizer.register_step_pre_hook(begin)
-            end = torch.compiler.disable(lambda *_: note_step(number))
             after = optimizer.register_step_post_hook(end)
             self._hooks[number] = before, after
 
@@ -714,7 +718,8 @@ def _watch_steps(source: ModuleSource) -> None:
     # One hook for all sources, which stays: a hook that goes with its source may go while torch
     # walks through the hooks of a step, and that step would end in an error.
     if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(torch.compiler.disable(_report_step)))
+        hook = torch.compiler.disable(_report_step)  # type: ignore[no-untyped-call]
+        _hooked.append(register_optimizer_step_pre_hook(hook))
     _sources.add(source)
 
 
