@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from bridge.plan.plan import Debug
 from bridge.trace.batch_file import keep_batch
 from bridge.trace.desync import Desync, DesyncCheck, Policy
 from bridge.trace.filter import Filter
-from bridge.trace.findings import Findings
+from bridge.trace.findings import Findings, TraceFinding
 from bridge.trace.invariants import Invariants
 from bridge.trace.invariants.inputs import SampleObserver
 from bridge.trace.invariants.masters import Masters
@@ -23,8 +24,8 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.pipelining import PipelineSource, stages_of
 from bridge.trace.retention import Keep
 from bridge.trace.run_liveness import mark_process
-from bridge.trace.source import TraceSource
-from bridge.trace.tracer import Observer, Tracer
+from bridge.trace.source import Moment, TraceSource
+from bridge.trace.tracer import Observer, Sight, Tracer
 
 LOGS = (
     *(
@@ -38,6 +39,7 @@ LOGS = (
     "activation_memory",
 )
 """Names of the fields of `Debug` that turn on logs."""
+StepCallback = Callable[[int, Mapping[str, float], Sequence[TraceFinding]], object]
 THOROUGH = 20
 """Number of steps from one thorough comparison of ranks to the next, if the user gave neither
 `debug` nor `policy`.
@@ -57,6 +59,7 @@ def attach(
     strict: bool = False,
     invariants: bool = True,
     on_finding: str | None = None,
+    on_step: StepCallback | None = None,
     keep: Keep | None = None,
     done: int = 0,
 ) -> Tracer:
@@ -75,7 +78,9 @@ def attach(
     (`bridge.trace.invariants`) are checked in every step unless `invariants` is false. Their
     findings are in `findings` of the returned tracer, are logged, and are written into `run`.
     `on_finding` is a command that is run for each finding, without a shell, with the finding as
-    JSON on stdin. `done` is the number of steps before this run, if it resumes one. No hook is
+    JSON on stdin. `on_step` is called on the first rank after each step, with the number of the
+    step, its loss and norm of gradients by name as far as they are known, and its new findings.
+    `done` is the number of steps before this run, if it resumes one. No hook is
     installed if `debug` is given but selects nothing. Raises `BridgeError` for any other `target`.
     """
     source = source_of(target, optimizer, accumulation)
@@ -101,6 +106,8 @@ def attach(
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
     if invariants and observers:
         observers += _invariants_observer(source, findings)
+    if on_step is not None and source.comm.rank == 0:
+        observers.append(StepReport(source, findings, on_step))
     return Tracer(source, observers, findings, remove_mark).install()
 
 
@@ -115,6 +122,27 @@ def _invariants_observer(source: TraceSource, findings: Findings) -> Iterator[Ob
         yield SampleObserver(source, findings)
     if getattr(source, "at_hand", False):
         yield Masters(source, findings)
+
+
+@dataclass
+class StepReport:
+    """The observer that calls a function of the user's after each step."""
+
+    source: TraceSource
+    findings: Findings
+    call: StepCallback
+    _told: int = 0
+
+    def wants(self, kind: str) -> bool:
+        return False
+
+    def saw(self, sight: Sight) -> None:
+        """Ignore activations."""
+
+    def reach_moment(self, moment: Moment | None) -> None:
+        if moment == "ended":
+            found, self._told = self.findings[self._told :], len(self.findings)
+            self.call(self.source.now().step, getattr(self.source, "numbers", {}), found)
 
 
 def _layer_log(

@@ -74,14 +74,30 @@ LATE = ("moments-not-resumed", "schedule-not-resumed")
 """Ids of findings that concern the start of a run but are reported only some steps later."""
 
 
-def _find_lost_tie(case: Case) -> Found | None:
-    """Rule: one of the runs found that a tie was lost in this step."""
-    return _find_missing_log(case, ("untied",))
+def _find_other_ties(case: Case) -> Found | None:
+    """Rule: one of the runs has two names for a parameter where the other has two parameters."""
+    first, runs = case.first, _runs_in_order(case)
+    modes = [run.modes(max(first.name.step, 1), (*first.ranks, 0)[0]) for run in runs]
+    # With other layouts, ranks hold other parameters.
+    if not all("tied" in one for one in modes) or runs[0].about.get("mesh") != runs[1].about.get(
+        "mesh"
+    ):
+        return None
+    for side, label in enumerate("AB"):
+        alone = [tie for tie in modes[side]["tied"] if tie not in modes[1 - side]["tied"]]
+        # A layer without a part in it computes the same with it and without.
+        if first.name.phase == "forward":
+            alone = [tie for tie in alone if f"{first.name.layer}." in tie]
+        if alone:
+            return f"{label} ties {alone[0]} to one parameter, {'BA'[side]} does not", [
+                f"both logs say which names are one parameter in step {max(first.name.step, 1)}"
+            ]
+    return None
 
 
 def _find_changed_weights(case: Case) -> Found | None:
-    """Rule: one of the runs found that its weights had changed since the last update."""
-    return _find_missing_log(case, ("weights-changed",))
+    """Rule: one of the runs found that its weights are not those of the last update."""
+    return _find_missing_log(case, ("cast-stale", "weights-changed"))
 
 
 def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | None:
@@ -141,13 +157,6 @@ def _find_other_start(case: Case) -> Found | None:
     only = [line for line in case.of("init") if line.verdict in ("only in A", "only in B")]
     if only:
         names = ", ".join(_name_of_whole(line.name) for line in only[:3])
-        copy = _copy_of(case, only[0])
-        if copy:
-            in_one_run = only[0].verdict.removeprefix("only ")
-            return (
-                f"{_name_of_whole(only[0].name)} is a separate weight {in_one_run}, but tied in the other run",
-                [copy],
-            )
         more = ", ..." if len(only) > 3 else ""
         evidence = f"{only[0].verdict}: {names}{more}"
         return "the models do not have the same parameters", [evidence]
@@ -158,39 +167,6 @@ def _find_other_start(case: Case) -> Found | None:
         f" {_names_text([line.name for line in faults])}"
     )
     return f"the runs start from different {kinds}{_place_text(case)}", [evidence]
-
-
-def _copy_of(case: Case, line: TensorVerdict) -> str:
-    """Return a sentence about a weight that only one run has, if another weight of this run has the
-    same values. The sentence names the other weight; the two are probably tied in the other run.
-    Return an empty text if no other weight has the same values.
-    """
-    side = 0 if line.verdict == "only in A" else 1
-    entries, other = (
-        case.entries[side],
-        case.comparison.second if side == 0 else case.comparison.first,
-    )
-    own = entries.get(key_of(line.name))
-    # Vectors and constants, such as norms that begin with ones, are alike by chance.
-    if (
-        own is None
-        or len(own.shape) < 2
-        or own.summary is None
-        or own.summary.low == own.summary.high
-    ):
-        return ""
-    if line.name.layer not in other.layers:
-        return ""
-    for name, entry in entries.items():
-        if (
-            entry is not own
-            and name in case.entries[1 - side]
-            and entry.shape == own.shape
-            and entry.summary == own.summary
-        ):
-            equal = f"{_name_of_whole(line.name)} has the same values as {name.tensor} before the first step"
-            return f"{equal}; the other run has the layer {line.name.layer}, but not this weight"
-    return ""
 
 
 def _find_other_inputs(case: Case) -> Found | None:
@@ -1046,7 +1022,7 @@ def _name_of_whole(name: Name) -> str:
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
-    "init": (_find_other_start,),
+    "init": (_find_other_ties, _find_other_start),
     "forward": (
         _find_evaluation,
         _find_other_passes,
@@ -1054,13 +1030,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_other_inputs,
         _find_layer_skip,
         _find_other_modes,
+        _find_other_ties,
         _find_other_arguments,
         _find_changed_weights,
         _find_layer_fault,
     ),
-    "backward": (_find_lost_tie, _find_other_numbers, _find_other_modes, _find_loss_fault),
+    "backward": (_find_other_ties, _find_other_numbers, _find_other_modes, _find_loss_fault),
     "reduce": (
-        _find_lost_tie,
+        _find_other_ties,
         _find_state_fault,
         _find_other_numbers,
         _find_coarse_format,

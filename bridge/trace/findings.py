@@ -96,6 +96,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "updates-lost": Meaning(
         "most updates vanish in rounding: 16-bit weights are updated without fp32 masters"
     ),
+    "cast-stale": Meaning(
+        "forward uses 16-bit weights that are not those of the fp32 masters: an update did not reach "
+        "the model, or weights were loaded without their masters"
+    ),
     "moments-missing": Meaning(
         "the optimizer's moments and step counts do not fit together: some were not resumed"
     ),
@@ -146,6 +150,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "buffers-diverge": Meaning(
         "a buffer that the training loop changes, and no forward pass, has become different on data ranks",
         "remark",
+    ),
+    "loss-spike": Meaning("the loss is far above that of all recent steps", "remark"),
+    "gradient-spike": Meaning(
+        "the norm of gradients is far above that of all recent steps", "remark"
     ),
     "untied": Meaning("two weights that should be one parameter are separate: a tie was lost"),
     "skipped-alone": Meaning(

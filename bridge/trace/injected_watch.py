@@ -90,6 +90,9 @@ class _Watch:
         """
         import torch
 
+        # In a graph, a hook of a module inside of the one that `compile_module` lets in.
+        if torch.compiler.is_compiling():
+            return
         if self.inside or not (module.training and torch.is_grad_enabled()):
             return
         holding = self._holding([module])
@@ -155,6 +158,7 @@ def watch_script(settings: dict[str, Any]) -> None:
     """Look for a training to attach in this process: record every optimizer that is made, and look
     at every module that begins to run and every optimizer that steps.
     """
+    from torch.nn import Module
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim import Optimizer
     from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -166,6 +170,20 @@ def watch_script(settings: dict[str, Any]) -> None:
         plain(optimizer, *arguments, **keywords)
         watch.optimizers.add(optimizer)
 
+    compile = Module.compile
+
+    def compile_module(module: Any, *arguments: Any, **keywords: Any) -> None:
+        compile(module, *arguments, **keywords)
+        compiled_call = module._compiled_call_impl
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            # Here, because a hook would become a part of the graph.
+            watch.forward(module, inputs)
+            return compiled_call(*inputs, **named)
+
+        module._compiled_call_impl = call
+
+    Module.compile = compile_module  # type: ignore[method-assign, assignment]
     Optimizer.__init__ = record_optimizer  # type: ignore[method-assign, assignment]
     watch.hooks.append(register_module_forward_pre_hook(watch.forward))
     watch.hooks.append(register_optimizer_step_pre_hook(watch.stepping))

@@ -132,6 +132,10 @@ class LayerLog:
             self.log.write(step, factors, alone, self._loss(factors), self._clip(), self._modes())
             self._several = False
 
+    def close(self) -> None:
+        """Collect no losses any more."""
+        self.roots.remove()
+
     def _forget(self) -> None:
         """Drop the tensors of which an earlier rank logs an equal copy, if `keep.once` is set and
         ranks still step together.

@@ -35,6 +35,7 @@ from bridge.trace.step_meeting import Meeting
 from bridge.trace.tracer import is_recomputing
 
 logger = logging.getLogger("bridge.trace")
+SHORT = (torch.bfloat16, torch.float16)
 INSIDE = ("tensor", "pipeline")
 """Names of the axes along which all ranks process the same samples."""
 Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
@@ -109,6 +110,8 @@ class ModuleSource:
         """Time at which this rank computed its last gradient, on the host's clock."""
         self.done = 0
         """Number of steps before a run that resumes another one, as given to `attach`."""
+        self.numbers: Mapping[str, float] = {}
+        """The loss and the norm of gradients of the last step, as far as invariants measure them."""
         self._said = False
         self._split_names: dict[tuple[str, str], tuple[str, str]] = {}
         """By the name and the part of a parameter: its layer, and its name within the layer."""
@@ -176,12 +179,19 @@ class ModuleSource:
 
         def watch_optimizer(number: int) -> None:
             optimizer = self.optimizers[number]
-            before = optimizer.register_step_pre_hook(
-                lambda _, arguments, keywords: self._begin_optimizer_step(
-                    number, arguments, keywords
-                )
+
+            # Not compiled with the step of an optimizer: a graph would compute other samples.
+            begin, end = map(
+                torch.compiler.disable,
+                (
+                    lambda _, arguments, keywords: self._begin_optimizer_step(
+                        number, arguments, keywords
+                    ),
+                    lambda *_: note_step(number),
+                ),
             )
-            after = optimizer.register_step_post_hook(lambda *_: note_step(number))
+            before = optimizer.register_step_pre_hook(begin)
+            after = optimizer.register_step_post_hook(end)
             self._hooks[number] = before, after
 
         self._watched = watch_optimizer
@@ -340,6 +350,9 @@ class ModuleSource:
     """Whether more passes than `accumulation` in a step are always an error. They are not where
     several passes may share one loss.
     """
+
+    divides = True
+    """Whether something divides the loss of each pass by `accumulation`, whatever the script does."""
 
     @property
     def trains(self) -> bool:
@@ -522,6 +535,25 @@ class ModuleSource:
             for weight in group["params"]
         }
 
+    def casts(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Return the 16-bit weights of which this rank holds fp32 masters, each with its master. If
+        the script itself made the masters, they are assigned by shape and order.
+        """
+        held = {id(one): one for group in self.groups for one in group["params"]}
+        parameters = naming.parameters_by_name(self.module)
+        own, masters = {id(weight) for weight in parameters.values()}, dict[Any, list[Tensor]]()
+        for weight in held.values():
+            if id(weight) not in own and weight.dtype == torch.float32:
+                masters.setdefault(weight.shape, []).append(weight)
+        return {
+            name: (weight, masters[weight.shape].pop(0))
+            for name, weight in parameters.items()
+            if weight.requires_grad
+            and weight.dtype in SHORT
+            and id(weight) not in held
+            and masters.get(weight.shape)
+        }
+
     def settings(self) -> Mapping[str, object]:
         pairs = (
             (f"group {at}.{name}", value)
@@ -536,7 +568,7 @@ class ModuleSource:
 
     def modes(self) -> Mapping[str, list[str]]:
         """Return the names of the largest modules that are in evaluation mode though the model
-        trains, and of the parameters that require no gradient.
+        trains, of the parameters that require no gradient, and of those that have several names.
         """
         evaluating: list[str] = []
         for name, module in naming.modules_by_path(self.module) if self.trains else ():
@@ -544,7 +576,8 @@ class ModuleSource:
                 evaluating.append(name)
         weights = naming.parameters_by_name(self.module).items()
         frozen = [name for name, weight in weights if not weight.requires_grad]
-        return {"evaluating": evaluating, "frozen": frozen}
+        ties = [" and ".join(map(self.global_name, tie)) for tie in naming.ties_of(self.module)]
+        return {"evaluating": evaluating, "frozen": frozen, "tied": ties}
 
     def about(self) -> Mapping[str, object]:
         formats = {
@@ -685,7 +718,8 @@ def _watch_steps(source: ModuleSource) -> None:
     # One hook for all sources, which stays: a hook that goes with its source may go while torch
     # walks through the hooks of a step, and that step would end in an error.
     if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_report_step))
+        hook = torch.compiler.disable(_report_step)  # type: ignore[no-untyped-call]
+        _hooked.append(register_optimizer_step_pre_hook(hook))
     _sources.add(source)
 
 

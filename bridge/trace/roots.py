@@ -13,6 +13,11 @@ from torch import Tensor
 
 from bridge.trace.tracer import is_recomputing
 
+MOST = 2**14
+"""Number of backward passes without a step after which another training runs than the traced one,
+so that its losses are forgotten.
+"""
+
 
 class Roots:
     """Collects the scalars from which backward passes have started since the last call of `take`."""
@@ -31,10 +36,17 @@ class Roots:
         if is_recomputing():
             return
         self.passes += 1
+        if len(self._found) > MOST:
+            self._found.clear()
         if isinstance(several, list | tuple):
             self._found += [
                 root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1
             ]
+
+    def remove(self) -> None:
+        """Collect nothing any more."""
+        _listeners.discard(self)
+        self._found.clear()
 
     def take(self) -> float | None:
         """Return the sum of the collected scalars, or None if there are none, and forget them. The

@@ -125,6 +125,8 @@ class Tracer:
         return any(observer.wants(kind) for observer in self.observers)
 
     def _reach_moment_of_all(self, moment: Moment | None) -> None:
+        if moment == "ended":
+            self._without.clear()  # what backward did not need, it has not run again
         together = getattr(self.source, "together", True)
         with freeze_names():
             for observer in () if self._over else self.observers:

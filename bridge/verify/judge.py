@@ -215,7 +215,10 @@ def verify(
         *(pair.nearest if pair.script else ()),
     )
     hidden, unwritten = (
-        tuple(f"no effect within {steps} steps: {finding}" for finding in findings),
+        (
+            *(f"no effect within {steps} steps: {finding}" for finding in findings),
+            *(f"not shown by these runs: {difference}" for difference in pair.unlike),
+        ),
         () if pair.script else pair.nearest,
     )
     return Report(

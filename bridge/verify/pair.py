@@ -5,7 +5,7 @@ Nothing runs here, and torch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from bridge.translation.edit import edit_config
 from bridge.translation.launch_script import about_models, describe_model
 from bridge.translation.lift import lift, lower
 from bridge.translation.translate import Result
-from bridge.verify.size import Size, change_plan, changes, changes_like, small_model
+from bridge.verify.size import ABSENT, OFF, Size, change_plan, changes, changes_like, small_model
 
 Side = Literal["source", "target"]
 
@@ -42,6 +42,10 @@ class TranslationPair:
     modelled: bool = False
     nearest: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    """Settings of numbers whose values differ between source and target. Small runs may not show
+    them: sizes become alike, and some features are taken out.
+    """
     translated: bool = True
     """True if the target is the translation of the source, false if it is another config of the
     user.
@@ -161,8 +165,27 @@ def fit_pair(
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
     return TranslationPair(
-        *small, plans, differences, size, differ, model is not None, nearest, unread(source)
+        *small,
+        plans,
+        differences,
+        size,
+        differ,
+        model is not None,
+        nearest,
+        unread(source),
+        tuple(_unlike(first.values(), second.values())),
     )
+
+
+def _unlike(source: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings of model, formats, optimizer and loss that have other values in `target`."""
+    described = "model.hidden" in source and "model.hidden" in target
+    for path in dict.fromkeys((*source, *(ABSENT if described else ()))):
+        value = source.get(path)
+        other = target.get(path, ABSENT.get(path, value) if described else value)
+        alike = value == other or (value in OFF and other in OFF)
+        if path.startswith(("model.", "precision.", "optimizer.", "loss")) and not alike:
+            yield f"{path}: {value} in the source, {other} in the target"
 
 
 def unread(*configs: Config) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ WARMUP, LENGTH, WINDOW = 2, 8, 2
 """Largest numbers of steps in a small run for warmup, for the schedule, and for the window of the
 loss scale. So all three have an effect within few steps.
 """
-FEW, ENOUGH = 3, 6
+FEW, ENOUGH = 3, 7
 """Numbers of steps to run: `FEW` if learning rate and loss scale are constant, else `ENOUGH`."""
 SCALE = 2.0**10
 """Largest initial loss scale of a small run. With a larger one, gradients might overflow in each of
@@ -358,9 +358,9 @@ def _outlasts_schedule(plan: Plan) -> bool:
     return length is not None and end is not None and length > end
 
 
-SHORT = 4
-"""Number of steps of a schedule that ends before training does. It is smaller than `ENOUGH`, the
-number of steps in such a run.
+SHORT = 5
+"""Number of steps of a schedule that ends before training does: a step before the last of `ENOUGH`,
+and two steps behind the warmup, as half-way a cosine and a line have the same value.
 """
 
 

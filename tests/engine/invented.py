@@ -290,7 +290,9 @@ def engine_rate(loop: Loop, step: int) -> None:
 SEEN = ("data-repeated",)
 ITSELF = "is the first layer whose outputs differ|changed weights between two steps"
 INVENTED: Mapping[str, Planted] = {
-    "V1": Planted(counted, r"1/backward/", "the loss, its targets|weigh", (), "DDP", padded),
+    "V1": Planted(
+        counted, r"1/backward/", "^the loss, its targets, or|^A and B weigh", (), "DDP", padded
+    ),
     "V2": Planted(divided, r"1/backward/", r"0\.5 times B's", (), "FSDP2"),
     "V3": Planted(drops_last, r"2/backward/", "the loss .* is 0 times", (), "accelerate"),
     "V4": Planted(again, r"2/forward/.*input", "different data", SEEN, "DDP"),
@@ -307,7 +309,7 @@ INVENTED: Mapping[str, Planted] = {
     "V8": Planted(
         plants("built", set_on_blocks("detached", True), 0),
         r"1/(backward|reduce)/.*blocks\.2",
-        "blocks.2|router",
+        r"^the backward pass of blocks\.2 computes",
         ("gradient-missing",),
         "plain",
         blocks_of(Routed),
@@ -377,7 +379,7 @@ INVENTED: Mapping[str, Planted] = {
     "V17": Planted(
         plants("backward", whitewashed, rank=1),
         r"2/reduce/norm",
-        "only .*norm|norm.*no gradient",
+        r"^norm\.bias, norm\.weight get no gradient",
         ("replicas-differ",),
         "DDP",
     ),
@@ -421,7 +423,11 @@ INVENTED: Mapping[str, Planted] = {
         "plain",
     ),
     "V24": Planted(
-        plants("begins", steps_less, rank=1), r"2/update", "rank 1", ("replicas-differ",), "DDP"
+        plants("begins", steps_less, rank=1),
+        r"2/update",
+        "^the update of rank 1 differs: because of the optimizer",
+        ("replicas-differ",),
+        "DDP",
     ),
     "V25": Planted(
         plants("begins", stale, None, 1),
@@ -443,28 +449,28 @@ INVENTED: Mapping[str, Planted] = {
     "V28": Planted(
         plants("begins", megatron_scale),
         r"2/backward",
-        "2 times B's",
+        "^the loss that A's backward pass starts from is 2 times B's; this",
         (),
         "Megatron-Core, pipeline 2",
     ),
     "V29": Planted(
         plants("begins", engine_rate, rank=1),
         r"2/update",
-        "rank 1|learning rate",
+        r"^the updates of A are 1\.5 times B's on rank 1: a cause may be learning rate",
         ("replicas-differ",),
         "native, data 2",
     ),
     "V30": Planted(
         sets(buckets={"scale_grads": False}),
         r"1/(backward|reduce)",
-        r"2 times B's",
+        "^the loss that A's backward pass starts from is 2 times B's; this",
         (),
         "pipelining",
     ),
     "V31": Planted(
         plants("begins", rates(1.5), rank=1),
         r"2/(reduce/state|update)",
-        "learning rate|lr",
+        r"run step \d with a different learning rate",
         ("replicas-differ",),
         "pipelining",
     ),

@@ -195,7 +195,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X2": Planted(
         leaves("backward"),
         r"2/",
-        "loss|parameter",
+        "^the loss, its targets, or the backward pass of head differs",
         ("replicas-differ",),
         clean=own_bias,
         met="pytorch-metric-learning#710",
@@ -211,7 +211,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X4": Planted(
         sets(loss=Loop.loss),
         r"1/backward/head",
-        "the loss|weigh",
+        "^A and B weigh microbatches differently",
         (),
         clean=both(padded, sets(loss=by_all)),
         met="torchtitan#2206",
@@ -219,7 +219,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X5": Planted(
         plants("stepped", balances(together=False), None),
         r"2/forward/",
-        "buffer|" + ITSELF,
+        "^head is the first layer whose outputs differ",
         ("buffers-differ", "buffers-diverge"),
         clean=plants("stepped", balances(together=True), None),
         met="deepspeed-course#27",
@@ -227,14 +227,14 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X6": Planted(
         both(sets(buckets={"init_sync": False}), plants("built", moved(), 0, 1)),
         r"0/init/",
-        "different .* rank 1|rank 1",
+        "^the runs start from different weights on rank 1",
         DIFFER,
         met="piper#24",
     ),
     "X7": Planted(
         plants("wrapped", moved(), 0, 0),
         r"0/init/",
-        "rank 1",
+        "^the runs start from different weights on rank 1",
         DIFFER,
         clean=plants("wrapped", moved(), 0),
         met="dlrover#1034",
@@ -242,7 +242,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X8": Planted(
         resumes_first,
         r"1/update",
-        "rank 1|were not resumed",
+        "the optimizer's moments were not resumed",
         (*DIFFER, "moments-not-resumed"),
         clean=resumes(True, True),
         met="PaddleNLP#7256",
@@ -261,7 +261,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X11": Planted(
         scheduled(lambda loop: loop.world),
         r"2/reduce/state",
-        "learning rate",
+        r"run step \d with a different learning rate",
         (),
         clean=scheduled(lambda loop: 1),
         met="accelerate#2926",
@@ -269,7 +269,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X12": Planted(
         plants("built", moved("blocks.0.norm1"), 0, 1),
         r"0/init/blocks\.0",
-        "rank 1",
+        "^the runs start from different weights on rank 1",
         DIFFER,
         "DTensor",
         alike,
@@ -278,7 +278,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X13": Planted(
         plants("backward", clips_alone, None),
         r"1/(reduce|update)",
-        "norm",
+        "^in A, ranks clip by different norms",
         ("clip-norms-differ",),
         "pipelining",
         plants("backward", clips_together, None),
@@ -292,12 +292,16 @@ OVER_RANKS: Mapping[str, Planted] = {
         met="torchtitan#2323",
     ),
     "X15": Planted(
-        hooked(lambda bucket: 1), BACK, "2 times B's", ("gradient-summed",), met="pytorch#42399"
+        hooked(lambda bucket: 1),
+        BACK,
+        "^all gradients of A are 2 times B's",
+        ("gradient-summed",),
+        met="pytorch#42399",
     ),
     "X16": Planted(
         hooked(lambda bucket: None if bucket.is_last() else dist.get_world_size()),
         r"1/reduce/",
-        "only the gradients|computed itself",
+        "updates weights with the gradient that it computed itself",
         ("gradient-not-reduced",),
         clean=sets(buckets={"bucket_cap_mb": 0.005}),
         met="openvla-oft#160",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -269,9 +270,56 @@ def fewer(loop: Loop) -> None:
     loop.data = lambda step: plain(loop, step)[: loop.passes - (step == AT)]  # type: ignore[method-assign]
 
 
+# Masters in fp32 beside weights in 16 bits
+
+
+def copied_masters(loop: Loop) -> list[nn.Parameter]:
+    """What the optimizer holds in place of the model's weights."""
+    return [nn.Parameter(weight.detach().float()) for weight in loop.model.parameters()]
+
+
+def _of_masters(loop: Loop) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    masters = loop.optimizer.param_groups[0]["params"]
+    return list(zip(masters, loop.model.parameters(), strict=True))
+
+
+def to_masters(loop: Loop, step: int) -> None:
+    """Gradients of the weights become those of their masters."""
+    for master, weight in _of_masters(loop):
+        assert weight.grad is not None
+        master.grad = weight.grad.float()
+
+
+def from_masters(loop: Loop, step: int, left: int = 0) -> None:
+    """An update of the masters, of which the weights become roundings, but in the step `left`."""
+    loop.optimizer.step()
+    loop.model.zero_grad()
+    with torch.no_grad():
+        for master, weight in _of_masters(loop) if step != left else ():
+            weight.copy_(master)
+
+
+def reloads(loop: Loop, step: int) -> None:
+    """Other weights are loaded into the model, whose masters stay."""
+    weights, whole = list(loop.model.parameters()), nullcontext()
+    if hasattr(weights[0], "ds_id"):
+        import deepspeed
+
+        whole = deepspeed.zero.GatheredParameters(weights, modifier_rank=0)
+    with whole, torch.no_grad():
+        for weight in weights:
+            weight.copy_(weight.flatten().flip(0).view_as(weight))
+
+
+MASTERS = both(
+    sets(dtype=torch.bfloat16, group=copied_masters, step=from_masters),
+    plants("backward", to_masters, None),
+)
+IN_BF16 = sets(dtype=torch.bfloat16, buckets={"bf16": {"enabled": True}})
 UPDATE, REDUCE, BACK = r"2/update/", r"2/reduce/", r"2/backward/"
 CHANGED = ("gradient-changed",)
 MOMENTS = "its moments"
+STALE = "not those of the fp32 masters"
 DROPS = both(sets(dropout=0.2), own_seed)
 DIFFERENT = "differently from B|of B|times B|zero in A alone|get no gradient"
 
@@ -309,7 +357,7 @@ REPORTED: Mapping[str, Planted] = {
     "W4": alone(
         plants("begins", unties),
         r"2/(reduce|backward)/",
-        r"tied|parameter",
+        r"^B ties tok\.weight and head\.weight to one parameter",
         ("untied",),
         met="Megatron-LM#656",
     ),
@@ -345,7 +393,7 @@ REPORTED: Mapping[str, Planted] = {
     "W9": alone(
         plants("begins", restarts),
         UPDATE,
-        "step count|updates of A|rule",
+        "^in A, updates are larger than the optimizer's rule allows",
         ("update-too-large",),
         met="DeepSpeed#4396",
     ),
@@ -359,7 +407,7 @@ REPORTED: Mapping[str, Planted] = {
     "W11": alone(
         plants("begins", of_group(lr=0.1)),
         REDUCE + "state",
-        "learning rate",
+        r"run step \d with a different learning rate",
         (),
         met="pytorch/examples#816",
     ),
@@ -380,7 +428,7 @@ REPORTED: Mapping[str, Planted] = {
     "W14": alone(
         plants("begins", of_group(eps=1e-8)),
         r"2/(reduce/state|update)",
-        "eps",
+        r"^the optimizer's group 0\.eps changes",
         (),
         met="mlpnlp-nmt#4",
     ),
@@ -397,14 +445,14 @@ REPORTED: Mapping[str, Planted] = {
     "W17": alone(
         sets(step=twice_stepped),
         UPDATE + r"|3/forward/",
-        "two updates|rule|a step too many",
+        "^A runs no layer in training mode .* a step too many",
         ("step-without-backward",),
         met="ECO-pytorch#1",
     ),
     "W18": alone(
         plants("begins", in_block(1, lambda x: x.detach())),
         r"2/(backward|reduce)/.*",
-        r"blocks",
+        r"^the backward pass of blocks\.2 .* in B alone",
         ("gradient-missing", "gradient-changed"),
         met="aprender#2232",
     ),
@@ -459,7 +507,7 @@ REPORTED: Mapping[str, Planted] = {
     "W28": alone(
         routed(0.2),
         r"1/backward/.*|0/init|1/forward/loss",
-        "loss",
+        "^the backward pass of norm .* a part of the loss",
         (),
         clean=routed(0.1),
         met="Automodel#3359",
@@ -467,35 +515,35 @@ REPORTED: Mapping[str, Planted] = {
     "W29": alone(
         plants("begins", loses(smooth)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="ViT-CIFAR#2",
     ),
     "W30": alone(
         plants("begins", loses(summed)),
         r"2/(backward/head|forward/loss)",
-        "loss.*times",
+        "^the loss that A's backward pass starts from is 32 times",
         (),
         met="miles#3231",
     ),
     "W31": alone(
         plants("begins", loses(unshifted)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="transformers#47394",
     ),
     "W32": alone(
         plants("begins", loses(penalised)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="none found",
     ),
     "W33": alone(
         plants("begins", loses(in_half)),
         r"2/(backward/head|forward/loss)",
-        "loss",
+        "^the loss, its targets, or the backward pass of head differs",
         (),
         met="modalities#464",
     ),
@@ -510,7 +558,7 @@ REPORTED: Mapping[str, Planted] = {
     "W35": alone(
         plants("backward", of_gradients(noisy)),
         REDUCE,
-        "gradients .* than backward|changed",
+        "^in A, the optimizer gets other gradients than backward",
         CHANGED,
         met="espnet#912",
     ),
@@ -536,7 +584,11 @@ REPORTED: Mapping[str, Planted] = {
         met="DeepSpeed#1800",
     ),
     "W39": alone(
-        plants("backward", clips_each), REDUCE, "changed|clipped", CHANGED, met="transformers#581"
+        plants("backward", clips_each),
+        REDUCE,
+        "^in A, the optimizer gets other gradients than backward",
+        CHANGED,
+        met="transformers#581",
     ),
     "W40": alone(
         plants("backward", clips_values), REDUCE, "elements .* clipped", (), met="tfutils#115"
@@ -552,11 +604,56 @@ REPORTED: Mapping[str, Planted] = {
         shuffles, r"2/forward/input", "another order|different data", (), met="accelerate#4195"
     ),
     "W43": alone(
-        fewer, r"2/forward/", "pass", ("accumulation-differs",), met="pytorch-lightning#19987"
+        fewer,
+        r"2/forward/",
+        "^the optimizer steps after 1 pass in A, and after 2",
+        ("accumulation-differs",),
+        met="pytorch-lightning#19987",
     ),
     "W44": alone(
         sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2), met="kohya_ss#3241"
     ),
-    "W45": alone(sets(clip=1e-2), r"1/reduce/", "alone", (), met="OpenSeq2Seq#192"),
+    "W45": alone(
+        sets(clip=1e-2),
+        r"1/reduce/",
+        r"^gradients are clipped or normalised to a norm of 0\.01 in A alone",
+        (),
+        met="OpenSeq2Seq#192",
+    ),
+    # Weights that are loaded without their masters, which the next update brings back.
+    "W46": alone(
+        plants("begins", reloads),
+        r"2/forward/",
+        STALE,
+        ("cast-stale",),
+        clean=MASTERS,
+        met="apex#42",
+    ),
+    "W49": alone(
+        sets(step=lambda loop, step: from_masters(loop, step, AT)),
+        r"3/forward/",
+        STALE,
+        ("cast-stale",),
+        clean=MASTERS,
+        met="W46 the other way round",
+    ),
+    "W47": Planted(
+        plants("begins", reloads, 1),
+        r"1/forward/",
+        STALE,
+        ("cast-stale",),
+        "DeepSpeed ZeRO 2",
+        IN_BF16,
+        "DeepSpeed#762",
+    ),
+    "W48": Planted(
+        plants("begins", reloads),
+        r"2/forward/",
+        STALE,
+        ("cast-stale",),
+        "DeepSpeed ZeRO 3",
+        IN_BF16,
+        "DeepSpeed#6411",
+    ),
 }
 """By name, with the part of a run that tells of it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from harmless import changed_scripts
 from planting import LOGS
 from torch import nn
+from unedited import changed
 
 from bridge.trace import attach, step_meeting
 
@@ -25,6 +28,14 @@ def test_generated_scripts_print_the_same_numbers_with_and_without_the_trace(
     counts: dict[str, int] = {}
     assert list(changed_scripts(SEEDS, tmp_path, counts)) == []
     assert counts["watched"] == len(SEEDS) and counts["runs"] >= len(SEEDS) / 2
+
+
+def test_whole_scripts_print_the_same_numbers_with_and_without_the_trace(tmp_path: Path) -> None:
+    counts = Counter[str]()
+    names = "whole:(adversaries|compiled step|average of weights under DDP|pipelined)"
+    chosen = [names, "torch:mixtral" if find_spec("transformers") else "torch:ema"]
+    assert list(changed(chosen, tmp_path, counts)) == []
+    assert counts == {"runs": 5}
 
 
 def test_copies_and_pickles_of_a_watched_model_are_not_watched(tmp_path: Path) -> None:

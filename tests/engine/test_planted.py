@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,50 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "key heads": ("", "megatron", {"model.kv_heads": 8}),
 }
 """By name: more flags, the stack to translate to, and what is wrong in the translation."""
+SGD = "--optimizer sgd --sgd-momentum 0.9"
+MORE: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "beta2": ("", "deepspeed", {"optimizer.betas": (0.9, 0.95)}),
+    "eps of Adam": ("", "deepspeed", {"optimizer.eps": 1e-5}),
+    "rate": ("", "deepspeed", {"optimizer.lr": 2e-3}),
+    "half the rate": ("", "megatron", {"optimizer.lr": 5e-4}),
+    "weight decay": ("", "megatron", {"optimizer.weight_decay": 0.01}),
+    "no weight decay": ("", "deepspeed", {"optimizer.weight_decay": 0.0}),
+    "last rate": ("", "megatron", {"optimizer.schedule.minimum": 0.0}),
+    "higher last rate": ("", "deepspeed", {"optimizer.schedule.minimum": 5e-4}),
+    "line for a cosine": ("", "megatron", {"optimizer.schedule.name": "linear"}),
+    "half the warmup": ("", "megatron", {"optimizer.schedule.warmup_steps": 50}),
+    "smaller clip": ("", "megatron", {"optimizer.clip": 0.1}),
+    "no clip": ("", "deepspeed", {"optimizer.clip": 0.0}),
+    "share of the rotary": ("", "megatron", {"model.rotary.share": 0.5}),
+    "interleaved rotary": ("", "megatron", {"model.rotary.interleaved": True}),
+    "positions": ("", "megatron", {"model.embedding.positions": "learned"}),
+    "bias of the queries": ("", "megatron", {"model.attention.qkv_bias": True}),
+    "norm of queries": ("", "megatron", {"model.attention.norm": "head"}),
+    "kind of norm": ("", "megatron", {"model.norm.kind": "layer"}),
+    "tie": ("", "megatron", {"model.tied": True}),
+    "width of the feed-forward part": ("", "megatron", {"model.ffn": 512}),
+    "width of heads": ("", "megatron", {"model.attention.head_size": 128}),
+    "window": ("", "megatron", {"model.attention.window": 64}),
+    "score of the router": (EXPERTS, "megatron", {"model.moe.score": "sigmoid"}),
+    "experts": (EXPERTS, "megatron", {"model.experts": 4}),
+    "first loss scale": (FP16, "megatron", {"precision.loss_scale.initial": 128.0}),
+    "end of the ramp": (RAMP, "megatron", {"optimizer.decay_ramp.end": 0.1}),
+    "momentum": (SGD, "megatron", {"optimizer.momentum": 0.5}),
+    "no momentum": (SGD, "deepspeed", {"optimizer.momentum": 0.0}),
+    "beta1 of Lion": (LION, "megatron", {"optimizer.betas": (0.9, 0.98)}),
+    "optimizer": ("", "deepspeed", {"optimizer.name": "adam"}),
+    "microbatches": ("", "deepspeed", {"batch.accumulation": 1, "batch.global_": 2}),
+}
+"""The same, tried by hand and by `tox -e long`."""
+UNSHOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "layers": ("", "megatron", {"model.layers": 6}),
+    "balance loss": (EXPERTS, "megatron", {"model.moe.aux_loss": 0.1}),
+    "z loss": (EXPERTS, "megatron", {"model.moe.z_loss": 0.1}),
+    "hysteresis": (FP16, "megatron", {"precision.loss_scale.hysteresis": 1}),
+    "number format": ("", "megatron", {"precision.compute": "fp32"}),
+    "format of reductions": ("", "deepspeed", {"precision.reduce": "bf16"}),
+}
+"""What small runs make alike, take out, do not reach in a few steps, or cannot tell from rounding."""
 
 
 def report(flags: str, to: str, wrong: Mapping[str, Any]) -> Report:
@@ -57,9 +102,14 @@ def report(flags: str, to: str, wrong: Mapping[str, Any]) -> Report:
     return verify(fit_pair(source, planted, {}, 1), {}, None, note=lambda line: None)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+LONG = pytest.mark.skipif(
+    not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long"
+)
+
+
+@pytest.mark.parametrize("name", [*FAULTS, *(pytest.param(name, marks=LONG) for name in MORE)])
 def test_a_planted_fault_differs_and_the_translation_is_blamed(name: str) -> None:
-    flags, to, wrong = FAULTS[name]
+    flags, to, wrong = {**FAULTS, **MORE}[name]
     found = report(flags, to, wrong)
     assert found.verdict == "differs", found
     (fault,) = (row for row in found.rows if row.verdict == "differs")
@@ -70,6 +120,16 @@ def test_a_planted_fault_differs_and_the_translation_is_blamed(name: str) -> Non
     ), fault.cause
 
 
+@pytest.mark.parametrize("name", UNSHOWN)
+def test_what_no_run_shows_is_named_with_both_values(name: str) -> None:
+    flags, to, wrong = UNSHOWN[name]
+    found = report(flags, to, wrong)
+    ((path, value),) = wrong.items()
+    assert found.verdict == "in part"
+    (told,) = (line for line in found.lacking if line.startswith("not shown by these runs"))
+    assert f"{path}: " in told and told.endswith(f"{value} in the target")
+
+
 @pytest.mark.parametrize(
     ("flags", "to"), dict.fromkeys((flags, to) for flags, to, _ in FAULTS.values())
 )
@@ -78,6 +138,7 @@ def test_without_one_nothing_differs(flags: str, to: str) -> None:
     assert found.verdict == "in part" and "neither stack ran its own file" in found.lacking[0], (
         found.rows
     )
+    assert not [line for line in found.lacking if line.startswith("not shown")]
 
 
 def test_a_length_that_its_stack_has_no_way_to_make_smaller_stays_on_both_sides() -> None:

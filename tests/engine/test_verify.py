@@ -145,8 +145,8 @@ WRITTEN = {
     "decay of norms": (".train.py", '"weight_decay": 0.0', '"weight_decay": 9.0', OTHERWISE),
     "warmup": (
         ".train.py",
-        "start, warmup, total = 0.0, 2, 4",
-        "start, warmup, total = 0.0, 3, 4",
+        "start, warmup, total = 0.0, 2, 5",
+        "start, warmup, total = 0.0, 3, 5",
         OTHERWISE,
     ),
     "end of the schedule": (".train.py", "done = min(1.0,", "done = min(9.0,", OTHERWISE),

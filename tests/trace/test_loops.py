@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from bridge.plan.plan import Debug
-from bridge.trace import attach
+from bridge.trace import attach, roots
 from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.gradients import Reduced
 from bridge.trace.run import TracedRun
@@ -527,3 +529,64 @@ def test_hooks_on_all_optimizers_do_not_come_and_go_with_models(tmp_path: Path) 
         attach(model, LOGS, tmp_path / name, optimizer=adam(model.parameters())).remove()
         numbers.append(len(_global_optimizer_pre_hooks))
     assert numbers[0] == numbers[1]
+
+
+def test_a_long_run_takes_constant_memory_and_a_spike_of_its_loss_is_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What other tests left behind collects the losses of this training too.
+    monkeypatch.setattr(roots, "_listeners", WeakSet[roots.Roots]())
+    told: list[tuple[int, set[str], list[str]]] = []
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.1), nn.Linear(4, 3))
+    optimizer = adam(model.parameters(), 1e-3)
+    tracer = attach(
+        model,
+        run=tmp_path,
+        optimizer=optimizer,
+        on_step=lambda step, numbers, found: told.append(
+            (step, set(numbers), [one.id for one in found])
+        ),
+    )
+    sizes = []
+    for step in range(1, 401):
+        optimizer.zero_grad()
+        (lost(model, step) * (1000 if step == 350 else 1)).backward()
+        optimizer.step()
+        if step in (150, 300):
+            gc.collect()
+            sizes.append(len(gc.get_objects()))
+    assert [(step, ids) for step, _, ids in told if ids] == [
+        (350, ["loss-spike", "gradient-spike"])
+    ]
+    assert [step for step, _, _ in told] == list(range(1, 401))
+    assert all(names == {"loss", "gradient norm"} for _, names, _ in told)
+    # What is told is all that this test itself keeps: a tuple with a set and a list for each step.
+    assert sizes[1] - sizes[0] < 4 * 150
+    assert {one.severity for one in tracer.findings} == {"remark"}
+
+
+def test_a_function_that_is_told_of_steps_and_fails_does_not_end_a_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*told: Any) -> None:
+        raise OSError("the network is gone")
+
+    model = small()
+    optimizer = adam(model.parameters())
+    attach(model, optimizer=optimizer, on_step=fail)
+    assert len(steps(model, optimizer)) == 4
+    assert [text for text in caplog.messages if "StepReport failed in step 1" in text]
+
+
+def test_a_compiled_update_is_explained_as_any_other_is(tmp_path: Path) -> None:
+    model = small()
+    optimizer = adam(model.parameters())
+    update = torch.compile(optimizer.step, backend="eager")
+    tracer = attach(model, LOGS, tmp_path, optimizer=optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        lost(model, step).backward()
+        update()
+    assert [one.id for one in tracer.findings if one.severity == "fault"] == []
+    assert tracer.source.now().step == 4

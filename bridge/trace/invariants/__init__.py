@@ -22,8 +22,10 @@ from bridge.trace.invariants.copies import Buffers, Calls, Modes, Ties
 from bridge.trace.invariants.explained import Explained
 from bridge.trace.invariants.gradients import Cleared, Reduced
 from bridge.trace.invariants.inputs import Positions, Randomness, Samples
+from bridge.trace.invariants.masters import Casts
 from bridge.trace.invariants.optimizers import Clipped, Groups, Resumed, Updated
 from bridge.trace.invariants.pace import Late, Schedules
+from bridge.trace.invariants.progress import Progress
 from bridge.trace.invariants.recompute import Recomputed
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import flat_pieces
@@ -48,7 +50,7 @@ CHECKS: Sequence[type[Check]] = (
         Modes,
         Ties,
     ),
-    *(Recomputed, Causal, Late, Schedules, Explained),
+    *(Recomputed, Causal, Late, Schedules, Explained, Casts, Progress),
 )
 POINTS = ("saw", "passing", "end_forward", "backward", "end_step")
 ROWS, SAID = "invariants", "findings"
@@ -61,8 +63,10 @@ class Passes(Check):
 
     def local(self, step: int) -> Iterator[TraceFinding]:
         accumulation, passes = self.source.accumulation, self.source.passes
-        if accumulation and (
-            passes % accumulation or (passes > accumulation and self.source.strict)
+        if (
+            accumulation
+            and self.source.divides
+            and (passes % accumulation or (passes > accumulation and self.source.strict))
         ):
             yield TraceFinding(
                 "accumulation-differs",

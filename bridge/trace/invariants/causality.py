@@ -4,6 +4,7 @@ tokens.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -19,6 +20,7 @@ from bridge.trace.module import ModuleSource, in_order
 from bridge.trace.random_states import other_states, restore_others
 from bridge.trace.sharding import flat_pieces
 
+logger = logging.getLogger("bridge.trace")
 SHARE = 0.9
 """Minimum share of a step's targets that must equal the next token, so that the model counts as
 trained to predict the next token.
@@ -125,7 +127,7 @@ class Causal(Check):
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
         """Run the model on `tokens` in evaluation mode, and return the output of each layer.
         Afterwards, random generators and the modes, buffers and attributes of the model's modules
-        are as before.
+        are as before. If the model fails, the layers that ran before are in the result.
         """
         assert self.given is not None
         source, model, outputs = self.source, self.source.model, dict[str, Tensor]()
@@ -147,6 +149,9 @@ class Causal(Check):
             devices = {weight.get_device() for weight in model.parameters() if weight.is_cuda}
             with torch.no_grad(), torch.random.fork_rng(sorted(devices)):
                 model(*arguments[0], **arguments[1])
+        except Exception as error:
+            # A model that collects outputs by hooks may fail without them, behind its layers.
+            logger.debug("trace: %s fails without hooks: %s", type(model).__name__, error)
         finally:
             source.quiet = quiet
             restore_others(others)

@@ -1,5 +1,5 @@
-"""Invariant of engines that keep master weights: updates are not lost in the number format of
-these weights.
+"""Invariants of master weights: updates are not lost in the number format of the weights, and reach
+the weights that forward uses.
 """
 
 from __future__ import annotations
@@ -12,11 +12,58 @@ from torch import Tensor
 
 from bridge.trace.findings import Findings, TraceFinding
 from bridge.trace.gather import gather_tensor
-from bridge.trace.invariants.sketch import sample_tensor
+from bridge.trace.invariants.check import Check, few_names
+from bridge.trace.invariants.sketch import sample_tensor, sample_tensors
+from bridge.trace.module import SHORT, ModuleSource
+from bridge.trace.sharding import local_part
 from bridge.trace.source import Held, Moment, TraceSource
 from bridge.trace.tracer import Sight
 
-FORMATS = (torch.bfloat16, torch.float16)
+
+class Casts(Check):
+    """16-bit weights that were roundings of their fp32 masters are so in each later step too."""
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.alike: set[str] = set()
+        """Names of the weights that were roundings of their masters in an earlier step. Where the
+        masters are a script's own, equal values show which master is which weight's.
+        """
+        self.stale: dict[str, float] = {}
+        """By name: by how many units in the last place a weight differs from its master."""
+
+    def end_forward(self) -> None:
+        # What forward used: a script may cast its masters as late as in a hook of this pass.
+        if self.source.passes != 1:
+            return
+        self.stale = {}
+        pairs = {
+            name: tuple(map(local_part, pair))
+            for name, pair in self.source.casts().items()
+            if pair[0].numel()
+        }
+        weights, masters = (
+            sample_tensors({name: pair[at] for name, pair in pairs.items()}) for at in (0, 1)
+        )
+        for name, weight in weights.items():
+            master, unit = masters[name].float(), torch.finfo(weight.dtype).eps
+            size = master.abs().clamp(min=torch.finfo(weight.dtype).tiny)
+            # Up to one unit: rounding may be to the nearest, or up and down at random.
+            units = float(((weight.float() - master).abs() / (unit * size)).nan_to_num().max())
+            if units <= 1 and bool((weight != weight[0]).any()):
+                self.alike.add(name)
+            # Engines say which master is which weight's.
+            elif units > 1 and (name in self.alike or not self.source.plain):
+                self.stale[name] = units
+
+    def local(self, step: int) -> Iterator[TraceFinding]:
+        if self.stale:
+            names = list(self.stale)
+            evidence = (
+                f"{len(names)} 16-bit weights are no rounding of their fp32 masters: {few_names(names)}; "
+                f"{names[0]} is up to {self.stale[names[0]]:.2g} units in the last place away"
+            )
+            yield TraceFinding("cast-stale", step, names[0], evidence)
 
 
 @dataclass
@@ -77,7 +124,7 @@ class Masters:
             if old is None or old.shape != now.shape or not now.is_floating_point():
                 continue
             differs = now != old
-            if now.dtype in FORMATS and gradient is not None and gradient.shape == now.shape:
+            if now.dtype in SHORT and gradient is not None and gradient.shape == now.shape:
                 mask = gradient != 0
                 short_total, losses = (
                     short_total + int(mask.sum()),
@@ -88,9 +135,7 @@ class Masters:
                 fp32_total += len(values)
                 # fp32 values that a 16-bit format holds exactly were most likely rounded to it.
                 coarse += int(
-                    torch.stack([values == values.to(kind).float() for kind in FORMATS])
-                    .any(0)
-                    .sum()
+                    torch.stack([values == values.to(kind).float() for kind in SHORT]).any(0).sum()
                 )
         if short_total >= 64 and 2 * losses > short_total:
             yield TraceFinding(

@@ -30,7 +30,7 @@ from bridge.trace.invariants.sketch import (
     sample_tensors,
     start_sampling,
 )
-from bridge.trace.module import ModuleSource
+from bridge.trace.module import SHORT, ModuleSource
 from bridge.trace.sharding import local_gradient, local_part
 
 
@@ -61,7 +61,8 @@ class Groups(Check):
         }
         held = {id(weight): weight for group in self.source.groups for weight in group["params"]}
         strangers = [weight for key, weight in held.items() if key not in model_ids]
-        self.masters = self._has_masters()
+        without = {name for name, _ in self._without()}
+        self.masters = bool(without) and without <= self.source.casts().keys()
         # Some beside those of the model, as of a loss, may be meant.
         if strangers and len(strangers) == len(held) and not self.masters:
             yield TraceFinding(
@@ -97,20 +98,6 @@ class Groups(Check):
             for name, weight in parameters
             if weight.requires_grad and id(weight) not in held
         ]
-
-    def _has_masters(self) -> bool:
-        """Return whether the optimizer holds fp32 copies of the model's 16-bit weights. Then the
-        script itself copies the updated values back into the weights.
-        """
-        shapes = Counter(
-            weight.shape
-            for group in self.source.groups
-            for weight in group["params"]
-            if weight.dtype == torch.float32
-        )
-        without = self._without()
-        short = Counter(weight.shape for _, weight in without if weight.dtype in SHORT)
-        return bool(short) and short.total() == len(without) and short <= shapes
 
     def _find_norm_decay(self, parameters: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
         decay_ids = {
@@ -227,7 +214,8 @@ class Updated(Check):
     def _find_foreign_changes(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding about weights that changed between the last update and this one."""
         apart = differing_names(self.now, {name: sample for name, (sample, _) in self.old.items()})
-        names = [name for name in self.now if name in apart]
+        # Weights that have masters are casts of these, which `Casts` holds them to.
+        names = [name for name in self.now if name in apart - self.source.casts().keys()]
         changed = [name for name in self.kept if name in self.changed]
         frozen = [name for name in changed if " of " not in name]
         # NaN is not equal to itself.
@@ -377,7 +365,6 @@ def _learning_rate(group: Mapping[str, Any]) -> float:
     return float(group.get("lr") or 0.0)
 
 
-SHORT = (torch.bfloat16, torch.float16)
 BOUNDED = ("Adam", "AdamW")
 """Names of the optimizers whose updates the learning rate bounds."""
 

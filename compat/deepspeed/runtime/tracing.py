@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from bridge.trace.module import ModuleSource
+from bridge.trace import naming
+from bridge.trace.module import SHORT, ModuleSource
 from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind
 
@@ -58,7 +59,11 @@ class DeepSpeedSource(ModuleSource):
         """Wrap `engine.step`, so that gradients are traced at its beginning, the only time at which
         they are whole under ZeRO.
         """
-        step = self.engine.step
+        step, backward = self.engine.step, self.engine.backward
+
+        def note_scale(*arguments: Any, **keywords: Any) -> Any:
+            self.divides = keywords.get("scale_wrt_gas", True)
+            return backward(*arguments, **keywords)
 
         def step_and_report(*arguments: Any, **keywords: Any) -> Any:
             boundary = self.engine.is_gradient_accumulation_boundary()
@@ -70,7 +75,7 @@ class DeepSpeedSource(ModuleSource):
                 self.after()
             return result
 
-        self.engine.step = step_and_report
+        self.engine.step, self.engine.backward = step_and_report, note_scale
 
     @override
     def factors(self) -> Mapping[Unit, float]:
@@ -155,6 +160,24 @@ class DeepSpeedSource(ModuleSource):
                 )
             }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @override
+    def casts(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Return the parts of 16-bit weights whose fp32 masters this rank owns, each with them.
+        Masters that are swapped to a disk are left out.
+        """
+        optimizer, found = self.engine.optimizer, {}
+        swaps = getattr(optimizer, "swap_optimizer", False)
+        for name, weight in naming.parameters_by_name(self.module).items():
+            mapping = getattr(weight, "_hp_mapping", None)
+            pair = None
+            if mapping is not None:
+                pair = mapping.lp_fragment, mapping.hp_fragment
+            elif hasattr(weight, "ds_tensor") and weight.requires_grad and not swaps:
+                pair = weight.ds_tensor, optimizer.get_local_fp32_param(weight)
+            if pair and pair[0].dtype in SHORT and pair[0].numel() == pair[1].numel():
+                found[name] = pair
+        return found
 
     def _link(self, parameter: nn.Parameter) -> None:
         """Link the optimizer's state to `parameter`. DeepSpeed itself links the state only after
