@@ -12,10 +12,11 @@ from hypothesis import given, note, settings, strategies as st
 
 from bridge.cli import run
 from bridge.errors import BridgeError
+from bridge.files import load
 from bridge.stack import registry
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
-from compat.accelerate.host import find_unheard
+from compat.accelerate.host import Question, find_unheard, resolve as resolve_host
 from compat.accelerate.launcher import Given, Machine, read_options, set_environment
 from compat.accelerate.plugins import Plugins
 from compat.accelerate.slots import Refusal, Run, facts
@@ -406,6 +407,78 @@ def test_the_programs_accelerator_is_heard_as_by_the_real_one(
     else:
         assert values["mixed_precision"] == theirs["mixed_precision"]
     assert values.get("gradient_accumulation_steps", 1) == theirs["gradient_accumulation_steps"]
+
+
+ALONE: Mapping[str, tuple[str, ...]] = {
+    **{name: values for name, values in VARIABLES.items() if not name.startswith("CUDA")},
+    "ACCELERATE_MIXED_PRECISION": ("no", "bf16", "fp16"),
+    "FSDP_VERSION": ("1", "2"),
+    "FSDP_RESHARD_AFTER_FORWARD": ("true", "false"),
+    "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP", "NO_WRAP"),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": ("A,B",),
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("ds.json",),
+}
+
+
+@pytest.mark.once
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(("DEEPSPEED", "DEEPSPEED", "FSDP", "FSDP", "MEGATRON_LM", "")),
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(one) for name, one in ALONE.items()}),
+    st.sampled_from(CALLS),
+    st.sampled_from(FILES[:3]),
+)
+def test_variables_alone_are_heard_as_by_the_real_accelerator(
+    tmp_path_factory: Any,
+    kind: str,
+    shell: dict[str, str],
+    call: dict[str, Any],
+    file: dict[str, Any],
+) -> None:
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **file}))
+    shell = {"ACCELERATE_MIXED_PRECISION": "no", **shell}
+    shell |= {f"ACCELERATE_USE_{kind}": "true"} if kind else {}
+    theirs = ask(None, None, shell, 8, str(folder), call)
+    words = ", ".join(f"{name}={value!r}" for name, value in call.items())
+    program = f"from accelerate import Accelerator\na = Accelerator({words})\n"
+    (folder / "train.py").write_text(program)
+    exports = "".join(f"export {name}={text}\n" for name, text in shell.items())
+    (folder / "run.sh").write_text(f"{exports}torchrun --nproc_per_node 8 train.py --steps 3\n")
+    document = load(folder / "run.sh")
+    note(f"{theirs}")
+    by_deepspeed = registry.recognising(document.data)[0]["deepspeed"]
+    assert bool(by_deepspeed) == (kind == "DEEPSPEED")
+    reads: Any = registry.load("deepspeed" if by_deepspeed else "accelerate").read
+    try:
+        config = reads(document, open_auto=True)
+    except BridgeError as error:
+        assert "stops" in theirs, error.problems
+        return
+    stops = [one for one in config.findings if one.effect is Effect.STOPS]
+    assert bool(stops) == ("stops" in theirs), stops
+    if stops:
+        return
+    if by_deepspeed and theirs["distributed_type"] == "DEEPSPEED":
+        found = {one.setting: one.value for one in config.resolve().settings}
+        for half in ("fp16", "bf16"):
+            own = theirs[f"deepspeed.deepspeed_config.{half}.enabled"]
+            assert found[f"{half}.enabled"] in (own, "auto" if own is None else own)
+    elif not by_deepspeed:
+        record = resolve_host(document, Question({}, {})).resolution
+        assert not compare({one.setting: one.value for one in record.settings}, theirs)
+        given = config.given
+        assert (given["distributed_type"], given["num_processes"]) == (
+            theirs["distributed_type"],
+            8,
+        )
+        assert given.get("mixed_precision", "no") == theirs["mixed_precision"]
+        steps = given.get("arguments.gradient_accumulation_steps", 1)
+        assert steps == theirs["gradient_accumulation_steps"]
+        if theirs["distributed_type"] == "FSDP":
+            again = given.get("fsdp_config.fsdp_reshard_after_forward")
+            assert again in (None, theirs["fsdp.reshard_after_forward"])
 
 
 def test_arguments_of_accelerator_that_are_not_read_are_named(told: Any) -> None:

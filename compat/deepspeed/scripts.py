@@ -146,7 +146,7 @@ def is_launch(launch: Launch, script: Script) -> bool:
     if any(True for _ in _configs(launch)):
         return True
     try:
-        return accelerated.starts(launch, _file_opener(script, launch))
+        return accelerated.starts(launch, script, _file_opener(script, launch))
     except BridgeError:
         return False
 
