@@ -771,6 +771,20 @@ def test_a_retired_argument_of_the_trainer_is_named(told: Any) -> None:
     assert "since 5.0.0" in lacks[0]["message"]
 
 
+def test_num_steps_of_accelerator_config_counts(told: Any) -> None:
+    words = "--per_device_train_batch_size 2 --accelerator_config"
+    Path("own.json").write_text('{"gradient_accumulation_kwargs": {"num_steps": 4}}')
+    for config in ("own.json", """'{"gradient_accumulation_kwargs": {"num_steps": 4}}'"""):
+        line = f"torchrun --nproc_per_node 2 run.py --output_dir o {words} {config}"
+        Path("a.sh").write_text(line + "\n")
+        steps = row(told("a.sh"), "gradient_accumulation_steps")
+        assert (steps["value"], steps["winner"]["setting"]) == (4, "--accelerator_config")
+        given = registry.load("accelerate").read("a.sh").given
+        assert given["arguments.gradient_accumulation_steps"] == 4
+        Path("a.sh").write_text(f"{line} --gradient_accumulation_steps 2\n")
+        assert "refuses both" in told("a.sh", code=1)["stops"][0]["message"]
+
+
 def test_words_of_fsdp_that_its_config_overrules_are_each_named(told: Any) -> None:
     Path("fsdp.json").write_text('{"reshard_after_forward": false, "cpu_offload": false}')
     words = "--fsdp 'full_shard offload auto_wrap' --fsdp_config fsdp.json"

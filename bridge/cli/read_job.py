@@ -15,9 +15,20 @@ from bridge import limits
 from bridge.cli import missing_sizes
 from bridge.cli.file_search import STDIN, limit_access
 from bridge.cli.job import OPTIONS, Job
+from bridge.cli.option_values import HOST_FILE
 from bridge.cli.terminal import note
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError
-from bridge.files import Document, Launch, Script, find, folder_of, parse, read_stream, read_text
+from bridge.files import (
+    Document,
+    Launch,
+    Script,
+    find,
+    folder_of,
+    load,
+    parse,
+    read_stream,
+    read_text,
+)
 from bridge.files.foreign import foreign
 from bridge.files.secrets import keep_hidden
 from bridge.stack import registry
@@ -68,8 +79,13 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     """
     if job.launchers:
         return _launch_document(job, document)
+    document = _join_flags(job, document)
     if front_end := registry.find_front_end(document.data):
-        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, job.world_size)
+        stack = registry.load(front_end.__package__.rpartition(".")[2])
+        version, _ = release_of(job, stack, job.version)
+        run: tuple[Document, tuple[Finding, ...]] = front_end.start(
+            document, job.world_size, version
+        )
         return run
     arguments: Any = job.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)
@@ -96,6 +112,25 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
         place = place_of(file, arguments.places[HOST_FILE].source)
         return host.launch(document, place), found[1]
     return found
+
+
+def _join_flags(job: Job, document: Document) -> Document:
+    """Return the launch of flags and the config of the stack that their program starts, where both are given, or flags
+    that name such a config; any other document as it is.
+    """
+    if not isinstance(document.data, list):
+        BridgeError.raise_if(
+            f"--with {name}: found next to {job.file}, expected arguments of Hugging Face's Trainer; for a run of"
+            f" Megatron-DeepSpeed, name the file of its flags first, and its DeepSpeed file with --with"
+            for name in job.parts
+        )
+        return document
+    file, *more = (*job.parts, "")
+    if more[1:] or (file and isinstance(load(Path(file)).data, list)):
+        raise BridgeError(
+            f"--with {' '.join(job.parts)}: found next to the flags of {job.file}, expected one DeepSpeed file"
+        )
+    return registry.load(HOST_FILE).join_flags(document, file) or document
 
 
 def _name_file(document: Document, launch: Launch) -> Launch:
@@ -136,10 +171,6 @@ def _launch_document(job: Job, document: Document) -> tuple[Document, tuple[Find
     )
     started: Document = host.launch(config, job.file)
     return started, tuple(placed)
-
-
-HOST_FILE = "deepspeed"
-"""The argument of Hugging Face's Trainer that names the file of a stack, and that stack."""
 
 
 def release_of(

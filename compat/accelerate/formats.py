@@ -98,6 +98,7 @@ def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
     for name, said in arguments.own.items():
         if name in TRAINER:
             yield from _type_setting(ARGUMENTS + name, said)
+    yield from _type_setting(STEPS, arguments.steps) if arguments.steps else ()
     if arguments.value(SWITCH):
         switch = arguments.own[SWITCH]
         yield KIND, Said(switch.setting, "FSDP", switch.source, switch.line)
