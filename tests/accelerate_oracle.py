@@ -18,14 +18,17 @@ class Launched(Exception):
 
 
 def ask(
-    flags: list[str],
+    flags: list[str] | None,
     config: Mapping[str, Any] | None,
     environment: Mapping[str, str],
     gpus: int,
     folder: str,
     call: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields after `Accelerator(**call)` of a launch on a machine with `gpus` GPUs, or `stops` with the reason."""
+    """Return the fields after `Accelerator(**call)` of a launch on a machine with `gpus` GPUs, or `stops` with the reason.
+
+    Without `flags`, torchrun starts a rank for each GPU.
+    """
     _import_all()
     read, write = os.pipe()
     if pid := os.fork():
@@ -70,7 +73,7 @@ def _import_all() -> None:
 
 
 def _launch(
-    flags: list[str],
+    flags: list[str] | None,
     config: Any,
     environment: Mapping[str, str],
     gpus: int,
@@ -87,7 +90,7 @@ def _launch(
     os.environ.update(
         {"PATH": "/usr/bin", "HF_HOME": folder, "MKL_NUM_THREADS": "1", **environment}
     )
-    words = list(flags)
+    words = list(flags or ())
     if config is not None:
         with open("config.yaml", "w") as file:
             json.dump(config, file)
@@ -125,6 +128,8 @@ def _launch(
             enter(patch(f"accelerate.accelerator.{name}", lambda *_, **__: None))
         enter(patch.object(runner, "run", run))
         enter(patch.object(launch.subprocess, "Popen", start))
+        if flags is None:
+            return _accelerate(SimpleNamespace(nproc_per_node=gpus, nnodes=1), gpus, stack, call)
         sys.argv = ["accelerate-launch", *words, "train.py"]
         with suppress(Launched):
             launch_command(launch_command_parser().parse_args([*words, "train.py"]))

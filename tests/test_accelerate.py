@@ -12,10 +12,11 @@ from hypothesis import given, note, settings, strategies as st
 
 from bridge.cli import run
 from bridge.errors import BridgeError
+from bridge.files import load
 from bridge.stack import registry
 from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
-from compat.accelerate.host import find_unheard
+from compat.accelerate.host import Question, find_unheard, resolve as resolve_host
 from compat.accelerate.launcher import Given, Machine, read_options, set_environment
 from compat.accelerate.plugins import Plugins
 from compat.accelerate.slots import Refusal, Run, facts
@@ -408,6 +409,78 @@ def test_the_programs_accelerator_is_heard_as_by_the_real_one(
     assert values.get("gradient_accumulation_steps", 1) == theirs["gradient_accumulation_steps"]
 
 
+ALONE: Mapping[str, tuple[str, ...]] = {
+    **{name: values for name, values in VARIABLES.items() if not name.startswith("CUDA")},
+    "ACCELERATE_MIXED_PRECISION": ("no", "bf16", "fp16"),
+    "FSDP_VERSION": ("1", "2"),
+    "FSDP_RESHARD_AFTER_FORWARD": ("true", "false"),
+    "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP", "NO_WRAP"),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": ("A,B",),
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("ds.json",),
+}
+
+
+@pytest.mark.once
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(("DEEPSPEED", "DEEPSPEED", "FSDP", "FSDP", "MEGATRON_LM", "")),
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(one) for name, one in ALONE.items()}),
+    st.sampled_from(CALLS),
+    st.sampled_from(FILES[:3]),
+)
+def test_variables_alone_are_heard_as_by_the_real_accelerator(
+    tmp_path_factory: Any,
+    kind: str,
+    shell: dict[str, str],
+    call: dict[str, Any],
+    file: dict[str, Any],
+) -> None:
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **file}))
+    shell = {"ACCELERATE_MIXED_PRECISION": "no", **shell}
+    shell |= {f"ACCELERATE_USE_{kind}": "true"} if kind else {}
+    theirs = ask(None, None, shell, 8, str(folder), call)
+    words = ", ".join(f"{name}={value!r}" for name, value in call.items())
+    program = f"from accelerate import Accelerator\na = Accelerator({words})\n"
+    (folder / "train.py").write_text(program)
+    exports = "".join(f"export {name}={text}\n" for name, text in shell.items())
+    (folder / "run.sh").write_text(f"{exports}torchrun --nproc_per_node 8 train.py --steps 3\n")
+    document = load(folder / "run.sh")
+    note(f"{theirs}")
+    by_deepspeed = registry.recognising(document.data)[0]["deepspeed"]
+    assert bool(by_deepspeed) == (kind == "DEEPSPEED")
+    reads: Any = registry.load("deepspeed" if by_deepspeed else "accelerate").read
+    try:
+        config = reads(document, open_auto=True)
+    except BridgeError as error:
+        assert "stops" in theirs, error.problems
+        return
+    stops = [one for one in config.findings if one.effect is Effect.STOPS]
+    assert bool(stops) == ("stops" in theirs), stops
+    if stops:
+        return
+    if by_deepspeed and theirs["distributed_type"] == "DEEPSPEED":
+        found = {one.setting: one.value for one in config.resolve().settings}
+        for half in ("fp16", "bf16"):
+            own = theirs[f"deepspeed.deepspeed_config.{half}.enabled"]
+            assert found[f"{half}.enabled"] in (own, "auto" if own is None else own)
+    elif not by_deepspeed:
+        record = resolve_host(document, Question({}, {})).resolution
+        assert not compare({one.setting: one.value for one in record.settings}, theirs)
+        given = config.given
+        assert (given["distributed_type"], given["num_processes"]) == (
+            theirs["distributed_type"],
+            8,
+        )
+        assert given.get("mixed_precision", "no") == theirs["mixed_precision"]
+        steps = given.get("arguments.gradient_accumulation_steps", 1)
+        assert steps == theirs["gradient_accumulation_steps"]
+        if theirs["distributed_type"] == "FSDP":
+            again = given.get("fsdp_config.fsdp_reshard_after_forward")
+            assert again in (None, theirs["fsdp.reshard_after_forward"])
+
+
 def test_arguments_of_accelerator_that_are_not_read_are_named(told: Any) -> None:
     program = "a = Accelerator(gradient_accumulation_steps=args.steps, fsdp_plugin=plugin, log_with='x')\n"
     Path("train.py").write_text(program)
@@ -696,6 +769,20 @@ def test_a_retired_argument_of_the_trainer_is_named(told: Any) -> None:
     ]
     assert [one["path"] for one in lacks] == ["--fsdp_transformer_layer_cls_to_wrap"]
     assert "since 5.0.0" in lacks[0]["message"]
+
+
+def test_num_steps_of_accelerator_config_counts(told: Any) -> None:
+    words = "--per_device_train_batch_size 2 --accelerator_config"
+    Path("own.json").write_text('{"gradient_accumulation_kwargs": {"num_steps": 4}}')
+    for config in ("own.json", """'{"gradient_accumulation_kwargs": {"num_steps": 4}}'"""):
+        line = f"torchrun --nproc_per_node 2 run.py --output_dir o {words} {config}"
+        Path("a.sh").write_text(line + "\n")
+        steps = row(told("a.sh"), "gradient_accumulation_steps")
+        assert (steps["value"], steps["winner"]["setting"]) == (4, "--accelerator_config")
+        given = registry.load("accelerate").read("a.sh").given
+        assert given["arguments.gradient_accumulation_steps"] == 4
+        Path("a.sh").write_text(f"{line} --gradient_accumulation_steps 2\n")
+        assert "refuses both" in told("a.sh", code=1)["stops"][0]["message"]
 
 
 def test_words_of_fsdp_that_its_config_overrules_are_each_named(told: Any) -> None:

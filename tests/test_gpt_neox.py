@@ -158,3 +158,26 @@ def test_a_value_of_another_kind_is_an_error_with_its_key(
     assert run(["check", str(tmp_path / "a.yml"), "--world-size", "8"]) == 1
     err = capsys.readouterr().err
     assert name in err and "expected" in err
+
+
+@pytest.mark.parametrize(("release", "code"), [("0.15.0", 2), ("0.17.1", 1)])
+def test_the_release_of_deepspeed_reaches_the_file(
+    capsys: pytest.CaptureFixture[str], release: str, code: int
+) -> None:
+    half = '"bf16": {"enabled": true, "loss_scale": 0}'
+    text = WHOLE.replace('"fp16": {"fp16": true, "enabled": true, "loss_scale": 0}', half)
+    Path("m.yml").write_text(text)
+    words = ["m.yml", "--world-size", "8", "--from-version", release]
+    assert run(["resolve", *words, "--json"]) == code
+    stops = json.loads(capsys.readouterr().out)["stops"]
+    assert [one["setting"] for one in stops] == (["bf16.loss_scale"] if code == 1 else [])
+    Path("m.yml").write_text(WHOLE.replace('"gradient_clipping": 0.5', '"gradient_clipping": 1.0'))
+    run(["check", *words, "--json"])
+    clips = [
+        one["message"]
+        for one in json.loads(capsys.readouterr().out)["findings"]
+        if one["path"] == "gradient_clipping"
+    ]
+    assert any("GPT-NeoX leaves out" in one for one in clips) is (release == "0.15.0")
+    assert run(["resolve", *words[:-1], "0.99.0"]) == 1
+    assert "unknown release 0.99.0" in capsys.readouterr().err

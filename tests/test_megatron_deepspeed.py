@@ -223,3 +223,61 @@ def test_a_format_that_is_only_read_is_not_proposed_to_be_written(
         "found suffix .sh, in which configs of DeepSpeed cannot be written; use .json or .hjson"
         in error
     )
+
+
+FLAGS = (
+    SCRIPT.partition("pretrain_gpt.py ")[2].replace("\\\n", "\n").replace("$LR", "1e-4")
+).replace("--bf16", "--bf16 --clip-grad 0.5")
+FILE = SCRIPT.partition("\n")[2].partition("EOT")[0]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_flags_and_file_without_a_script_are_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text(FILE)
+    rest = FLAGS.partition("--deepspeed ")[0]
+    Path("run.args").write_text(FLAGS if named else rest)
+    sources = [["run.args"]] * named + [
+        ["run.args", "ds_config.json"],
+        ["ds_config.json", "run.args"],
+    ]
+    for words in sources:
+        assert run(["resolve", *words, "--json"]) == 2
+        found = json.loads(capsys.readouterr().out)
+        rows = {one["setting"]: one for one in found["settings"]}
+        assert rows["num_layers"]["value"] == 24
+        clip = rows["gradient_clipping"]
+        assert (clip["value"], clip["winner"]["source"]) == (1.0, "ds_config.json")
+        (loser,) = clip["overruled"]
+        assert (loser["source"], loser["setting"], loser["value"]) == (
+            "run.args",
+            "--clip-grad",
+            0.5,
+        )
+    beside = [] if named else ["--with", "ds_config.json"]
+    assert run(["check", "run.args", *beside]) == 2
+    assert "0.5 is not used: gradient_clipping 1.0 (ds_config.json" in told(capsys)
+    assert run(["layout", "run.args", *beside]) == 0
+    assert "24 layers, hidden 2048" in told(capsys)
+
+
+def test_loose_files_that_make_no_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text(FILE)
+    Path("run.args").write_text(FLAGS)
+    Path("other.json").write_text(FILE)
+    for words, says in (
+        (["run.args", "--with", "other.json"], "names the DeepSpeed file ds_config.json"),
+        (["run.args", "--with", "run.args"], "expected one DeepSpeed file"),
+        (
+            ["other.json", "--with", "ds_config.json"],
+            "expected arguments of Hugging Face's Trainer",
+        ),
+        (["other.json", "--with", "run.args"], "name the file of its flags first"),
+    ):
+        assert run(["check", *words]) == 1
+        assert says in told(capsys)

@@ -177,6 +177,41 @@ def test_accumulation_is_the_trainers_where_the_file_has_none(told: Any) -> None
     assert steps["value"] == 4 and steps["winner"]["setting"] == "--gradient_accumulation_steps"
 
 
+NUM_STEPS = """ --accelerator_config '{"gradient_accumulation_kwargs": {"num_steps": 4}}'"""
+
+
+@pytest.mark.parametrize("whole", ["auto", 32, None])
+@pytest.mark.parametrize("steps", ["auto", 1, None])
+def test_num_steps_of_accelerator_config_counts(told: Any, steps: Any, whole: Any) -> None:
+    data = {**ZERO2, "gradient_accumulation_steps": steps, "train_batch_size": whole}
+    write({name: value for name, value in data.items() if value is not None})
+    Path("train.sh").write_text(
+        SCRIPT.replace("--gradient_accumulation_steps 4", "").replace(" --bf16", NUM_STEPS)
+    )
+    found = told("train.sh", code=2)
+    rows = [row(found, name) for name in ("gradient_accumulation_steps", "train_batch_size")]
+    assert [(one["value"], one["winner"]["setting"]) for one in rows] == [
+        (4, "--accelerator_config"),
+        (128, "--accelerator_config"),
+    ]
+    Path("train.sh").write_text(SCRIPT.replace(" --bf16", NUM_STEPS))
+    assert "num_steps" in told("train.sh", code=1)["stops"][0]["message"]
+
+
+def test_a_retired_argument_has_one_finding(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    write(ZERO2)
+    Path("train.sh").write_text(
+        SCRIPT.replace("--bf16", "--bf16 --no_cuda false --evaluation_strategy no --own 1")
+    )
+    assert run(["check", "train.sh", "--model", "model", "--json"]) == 2
+    paths = [one["path"] for one in json.loads(capsys.readouterr().out)["findings"]]
+    assert [paths.count(f"--{name}") for name in ("no_cuda", "evaluation_strategy", "own")] == [
+        1,
+        1,
+        1,
+    ]
+
+
 def test_a_flag_that_is_given_twice_is_named(told: Any) -> None:
     Path("train.sh").write_text(SCRIPT.replace("--bf16", "--bf16 --learning_rate 2e-4"))
     data = told("train.sh")

@@ -12,9 +12,11 @@ from bridge.files import Call, find_calls, load_call, parse, read_text, scalar
 from bridge.plan.section import nest
 from bridge.stack import registry
 from bridge.stack.sources import Placed, Said
-from bridge.stack.training_arguments import TRL, default_of_trl
+from bridge.stack.training_arguments import ARGUMENTS, RETIRED, TRL, default_of_trl
 
 YAML = (".yaml", ".yml")
+HOST_FILE = "deepspeed"
+"""The argument of Hugging Face's Trainer that names the file of a stack, and that stack."""
 UNREAD = frozenset(
     ["output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "hub_token"]
 )
@@ -47,6 +49,23 @@ def is_launcher(words: str) -> bool:
     if suffix not in (*YAML, ".json") or not path.is_file():
         return False
     return registry.find_launcher(parse(read_text(path), words, suffix).data) is not None
+
+
+def is_part(words: str) -> bool:
+    """Return whether an operand of --auto-from is flags of a program, or the file of a stack that such a program starts."""
+    path = Path(words)
+    suffix = path.suffix.lower()
+    if suffix in (*YAML, ".py") or not path.is_file():
+        return False
+    data = parse(read_text(path), words, suffix).data
+    if not isinstance(data, Mapping):
+        return isinstance(data, list)
+    own = data.keys() - {
+        *ARGUMENTS,
+        *RETIRED,
+    }  # of arguments of the Trainer, some are keys of DeepSpeed as well
+    score = registry.score(HOST_FILE, data) if own else 0
+    return bool(score and not registry.name_lookalike(HOST_FILE, data))
 
 
 def _read_placed(path: Path, message: str) -> Placed:

@@ -12,9 +12,20 @@ from typing import Any, Unpack
 
 from bridge import limits
 from bridge.api.access import note_file, open_source, place_source
+from bridge.api.option_values import HOST_FILE
 from bridge.api.source import STDIN, Options, Readable, Source, source_of
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, VersionError, nearest
-from bridge.files import Document, Launch, Script, find, folder_of, parse, read_stream, read_text
+from bridge.files import (
+    Document,
+    Launch,
+    Script,
+    find,
+    folder_of,
+    load,
+    parse,
+    read_stream,
+    read_text,
+)
 from bridge.files.foreign import foreign
 from bridge.files.notes import note
 from bridge.files.secrets import keep_hidden
@@ -83,8 +94,13 @@ def start_document(source: Source, document: Document) -> tuple[Document, tuple[
     """
     if source.launchers:
         return _launch_document(source, document)
+    document = _join_flags(source, document)
     if front_end := registry.find_front_end(document.data):
-        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, source.world_size)
+        stack = registry.load(front_end.__package__.rpartition(".")[2])
+        version, _ = release_of(source, stack, source.version)
+        run: tuple[Document, tuple[Finding, ...]] = front_end.start(
+            document, source.world_size, version
+        )
         return run
     arguments: Any = source.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)
@@ -111,6 +127,25 @@ def start_document(source: Source, document: Document) -> tuple[Document, tuple[
         place = place_of(file, arguments.places[HOST_FILE].source)
         return host.launch(document, place), found[1]
     return found
+
+
+def _join_flags(source: Source, document: Document) -> Document:
+    """Return the launch of flags and the config of the stack that their program starts, where both are given, or flags
+    that name such a config; any other document as it is.
+    """
+    if not isinstance(document.data, list):
+        BridgeError.raise_if(
+            f"--with {name}: found next to {source.file}, expected arguments of Hugging Face's Trainer; for a run of"
+            f" Megatron-DeepSpeed, name the file of its flags first, and its DeepSpeed file with --with"
+            for name in source.parts
+        )
+        return document
+    file, *more = (*source.parts, "")
+    if more[1:] or (file and isinstance(load(Path(file)).data, list)):
+        raise BridgeError(
+            f"--with {' '.join(source.parts)}: found next to the flags of {source.file}, expected one DeepSpeed file"
+        )
+    return registry.load(HOST_FILE).join_flags(document, file) or document
 
 
 def _name_file(document: Document, launch: Launch) -> Launch:
@@ -151,10 +186,6 @@ def _launch_document(source: Source, document: Document) -> tuple[Document, tupl
     )
     started: Document = host.launch(config, source.file)
     return started, tuple(placed)
-
-
-HOST_FILE = "deepspeed"
-"""The argument of Hugging Face's Trainer that names the file of a stack, and that stack."""
 
 
 def release_of(

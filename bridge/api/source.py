@@ -78,7 +78,7 @@ class Source:
             "auto": values.parse_pairs(self.auto, "--auto"),
             "code": values.nest_settings(values.parse_pairs(self.code, "--code")),
             "trainer": values.trainer_arguments(
-                [words for words in self.auto_from if words not in self.launchers]
+                [one for one in self.auto_from if one not in (*self.launchers, *self.parts)]
             ),
             "model": values.model_sizes(self.model) if self.model else {},
             "open_auto": self.open_auto,
@@ -89,6 +89,11 @@ class Source:
     def launchers(self) -> tuple[str, ...]:
         """Files of --auto-from that are no arguments, but configs of a program that starts the run."""
         return tuple(filter(_import_option_values().is_launcher, self.auto_from))
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Files of --auto-from that are no arguments, but flags of a program or the config of the stack that it starts."""
+        return tuple(filter(_import_option_values().is_part, self.auto_from))
 
     @property
     def outside(self) -> dict[str, str]:

@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.api.access import limit_access
-from bridge.api.read import (
-    HOST_FILE,
-    dialect_of,
-    document_of,
-    place_of,
-    read_as,
-    release_of,
-    start_document,
-)
+from bridge.api.option_values import HOST_FILE, is_part
+from bridge.api.read import dialect_of, document_of, place_of, read_as, release_of, start_document
 from bridge.cli.budget import stay_within_limits
 from bridge.cli.job import Job, answer
 from bridge.cli.many_files import OPEN, Gate
@@ -91,6 +84,9 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
             launchers.append(name)
         else:
             runs.append(name)
+    flags = [name for name in runs if _data_of(name) is None]
+    if len(runs) == 2 and len(flags) == 1 and all(map(is_part, runs)):
+        runs, arguments = flags, [*arguments, *({*runs} - {*flags})]
     # Arguments name the DeepSpeed file where nothing else starts the run.
     runs = runs or launchers or named
     arguments += [name for name in launchers if name not in runs]
@@ -156,6 +152,7 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
         document = registry.name_user_config(document)
     trained, told = job.settings_of_options.get("trainer", {}), tuple[Finding, ...]()
     starts = isinstance(document.data, Script) or registry.find_front_end(document.data)
+    starts = starts or bool(job.parts) or isinstance(document.data, list)
     if job.launchers or trained or starts:
         # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.
         document, told = start_document(job, document)

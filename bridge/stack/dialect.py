@@ -433,6 +433,12 @@ class Reader(StackTables):
         """Return a script with only its launch of this stack, if the program takes flags of one of `callers`."""
         return None
 
+    def join_flags(self, flags: Document, file: str) -> Document | None:
+        """Return the launch that has flags of one of `callers`, and the config `file` of this stack or the one that the flags
+        name (`file` empty); None if there is no such file.
+        """
+        return None
+
     def check_reading(
         self, parse: Callable[[], Reading], version: str, world_size: int | None
     ) -> Config:

@@ -14,17 +14,27 @@ from bridge.stack.dialect import Reading, Written
 from bridge.stack.findings import Origin
 from bridge.stack.launch_command import HEAD, nodes
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Said
+from bridge.stack.sources import ResolvedRun, Said
 from compat.accelerate import host, trainer
 from compat.accelerate.launcher import TYPES, Given, Machine, name_option, set_environment
 from compat.accelerate.plugins import MEGATRON as PLUGIN, Plugins
 from compat.accelerate.recognition import SWITCH, recognises
-from compat.accelerate.schema import ARGUMENTS, FSDP, MEGATRON, OPTIONS, SCHEMA, TRAINER, path_of
+from compat.accelerate.schema import (
+    ARGUMENTS,
+    FSDP,
+    MEGATRON,
+    OPTIONS,
+    SCHEMA,
+    SIZES,
+    TRAINER,
+    path_of,
+)
 from compat.accelerate.slots import OVER_SECTIONS, Refusal, Run, facts, is_true, since
 
 FILE, KIND, RANKS = "accelerate.yaml", "distributed_type", "num_processes"
 OWN = {"XLA": "TPUs", "DEEPSPEED": "DeepSpeed"}
 """Types of runs that this dialect does not translate."""
+STEPS = ARGUMENTS + "gradient_accumulation_steps"
 ARGUMENTS_FILE = ".arguments.json"
 
 
@@ -41,7 +51,7 @@ def read(source: Any, question: host.Question) -> Reading:
         )
     told = host.read_sources(document, question)
     run = host.resolve_sources(told, question)
-    settings = dict(_sort_settings(told))
+    settings = {**dict(_sort_settings(told)), **dict(_sort_variables(told, run))}
     given = {path: said.value for path, said in settings.items()}
     origins = {
         path: Origin(said.line, said.setting, said.source) for path, said in settings.items()
@@ -88,6 +98,7 @@ def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
     for name, said in arguments.own.items():
         if name in TRAINER:
             yield from _type_setting(ARGUMENTS + name, said)
+    yield from _type_setting(STEPS, arguments.steps) if arguments.steps else ()
     if arguments.value(SWITCH):
         switch = arguments.own[SWITCH]
         yield KIND, Said(switch.setting, "FSDP", switch.source, switch.line)
@@ -105,6 +116,33 @@ def _sort_settings(told: host.Told) -> Iterator[tuple[str, Said]]:
                 )
     if told.world:
         yield RANKS, Said("ranks", told.world)
+
+
+STARTS = {
+    "FSDP_": FSDP,
+    "MEGATRON_LM_": MEGATRON,
+    "PARALLELISM_CONFIG_": SIZES,
+    "ACCELERATE_DYNAMO_": "dynamo_config.dynamo_",
+    "ACCELERATE_MIXED_": "mixed_",
+}
+"""What the path of a variable's setting begins with in place of the variable's beginning."""
+
+
+def _sort_variables(told: host.Told, run: ResolvedRun) -> Iterator[tuple[str, Said]]:
+    """Yield the settings in force by path that variables give, and what else `Accelerator()` of a program says."""
+    alone = told.given.starter != "accelerate" and not told.arguments.own
+    for one in run.resolution.settings:
+        said = one.winner
+        is_given = said in (*told.given.environment.values(), *told.program.values())
+        if one.setting == KIND and (alone or is_given):
+            yield KIND, Said(said.setting, one.value, said.source, said.line)
+        elif one.setting == "gradient_accumulation_steps" and is_given:
+            yield from _type_setting(STEPS, said)
+        for start, section in STARTS.items():
+            if is_given and said.setting.startswith(start):
+                name = said.setting.removeprefix(start).lower()
+                name = name.replace("transformer_cls", "transformer_layer_cls")
+                yield from _type_setting(section + name, said)
 
 
 def _type_setting(path: str, said: Said) -> Iterator[tuple[str, Said]]:
@@ -158,7 +196,8 @@ def fill_in(given: Mapping[str, Any], world: int | None, read: bool) -> dict[str
         raise ConfigError(
             f"{error.said.setting if error.said else KIND}: {error.message}"
         ) from None
-    is_trained = read and any(path.startswith(ARGUMENTS) for path in given)
+    # The steps of accumulation are also an argument of `Accelerator`, and no sign of the Trainer.
+    is_trained = read and any(path.startswith(ARGUMENTS) and path != STEPS for path in given)
     usual = {ARGUMENTS + name: value for name, value in TRAINER.items() if is_trained}
     sections = ("fsdp_",) if given.get(KIND) == "FSDP" else ()
     for name, row in OPTIONS.items():
@@ -213,8 +252,11 @@ def write(given: Mapping[str, Any]) -> Written:
         if machines > 1
         else ()
     )
+    # Without other arguments nothing shows that the program is the Trainer's, and any hears this variable.
+    steps = () if words.keys() != {"gradient_accumulation_steps"} else words.popitem()
     beside = {ARGUMENTS_FILE: json.dumps(words, indent=2) + "\n"} if words else {}
     launch = (
+        *(f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value}" for value in steps[1:]),
         "accelerate",
         "launch",
         "--config_file",

@@ -17,7 +17,7 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, load_s
 from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
-from bridge.stack.program_source import PRECISION_WINS, VARIABLE_WINS, read_call
+from bridge.stack.program_source import PRECISION_WINS, VARIABLE_WINS, Told as Called, read_call
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from bridge.stack.sources import (
@@ -38,7 +38,14 @@ from compat.accelerate.launcher import (
     set_environment,
 )
 from compat.accelerate.plugins import CLIPS, Plugins
-from compat.accelerate.recognition import PROGRAMS, SWITCH, has_fsdp, is_launch, starts_trainer
+from compat.accelerate.recognition import (
+    PROGRAMS,
+    SWITCH,
+    has_fsdp,
+    has_variables,
+    is_launch,
+    starts_trainer,
+)
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import (
     CHEAP,
@@ -334,9 +341,10 @@ def _read_variables(
 def _read_script(document: Document, question: Question) -> Told:
     """Return what the launch of a script says."""
     script: Script = document.data
+    named = [one for one in script.launches if is_launch(one) or starts_trainer(one)]
     launch = script.launch(
-        lambda one: is_launch(one) or starts_trainer(one),
-        "accelerate launch or arguments of the Trainer",
+        lambda one: one in named if named else has_variables(one, script),
+        "accelerate launch, arguments of the Trainer or variables of accelerate",
     )
     folder = folder_of(script.name)
     arguments, said_of_class = trainer.read_arguments(
@@ -354,12 +362,14 @@ def _read_script(document: Document, question: Question) -> Told:
     }
     if not is_launch(launch):
         starter = "torchrun" if launch.ranks or launch.launcher else "python"
+        call = Called() if starts_trainer(launch) else read_call(launch, folder)
         return Told(
             Given(environment=variables, starter=starter),
             arguments,
             folder,
-            said_of_class,
+            (*said_of_class, *call.findings),
             launch.ranks,
+            call.values,
         )
     first = next(
         at

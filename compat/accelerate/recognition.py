@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ PROGRAMS = frozenset(
 )
 SIGNS = ("distributed_type", "compute_environment")
 """Keys of which every config of accelerate has one."""
+VARIABLES = re.compile(
+    r"ACCELERATE_(USE_(DEEPSPEED|FSDP|MEGATRON_LM|PARALLELISM_CONFIG|CPU)|MIXED_PRECISION|GRADIENT_\w+|(DEEPSPEED|DYNAMO)_\w+)"
+)
+"""Variables by which `Accelerator()` of a program that something else starts is set up."""
 SWITCH, CONFIG = "fsdp", "fsdp_config"
 """The Trainer's arguments for FSDP."""
 
@@ -32,7 +37,7 @@ def recognises(data: Any) -> bool:
     starts such a run.
     """
     if isinstance(data, Script):
-        return any(is_launch(launch) or starts_trainer(launch) for launch in data.launches)
+        return any(starts_run(launch, data) for launch in data.launches)
     return isinstance(data, Mapping) and (
         (any(name in data for name in SIGNS) and not {"_target_", "optimizer"} & data.keys())
         or has_fsdp(data)
@@ -57,6 +62,16 @@ def has_fsdp(data: Mapping[Any, Any]) -> bool:
         and "distributed_type" not in data
         and not data.get("deepspeed")
     )
+
+
+def starts_run(launch: Launch, script: Script) -> bool:
+    """Return whether accelerate sets a run up: it starts it, or its program is the Trainer or has variables of accelerate."""
+    return is_launch(launch) or starts_trainer(launch) or has_variables(launch, script)
+
+
+def has_variables(launch: Launch, script: Script) -> bool:
+    """Return whether the environment of a launch sets up the program's `Accelerator()`."""
+    return any(VARIABLES.fullmatch(name) for name in (*script.outside, *launch.environment))
 
 
 def starts_trainer(launch: Launch) -> bool:

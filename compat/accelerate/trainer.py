@@ -29,10 +29,11 @@ from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
 
+LOADER, STEPS = "accelerator_config", "gradient_accumulation_steps"
 DEFAULT = "transformers 5.23.0, default"
 CPU = "use_cpu"
-NAMES = frozenset({*TRAINER, SWITCH, CONFIG, CPU})
-PASSED = ("bf16", "fp16", "gradient_accumulation_steps")
+NAMES = frozenset({*TRAINER, SWITCH, CONFIG, CPU, LOADER})
+PASSED = ("bf16", "fp16", STEPS)
 """Arguments that reach accelerate by other names."""
 SIGNS = frozenset({SWITCH, "output_dir", "bf16", "fp16"})
 """Arguments of which a program under the Trainer gets one."""
@@ -72,16 +73,28 @@ DEEPSPEED, BY_FLAG = (
     "deepspeed",
     "the DeepSpeed file is read where the command names it; add --deepspeed FILE",
 )
+BOTH = "found num_steps beside gradient_accumulation_steps, and the Trainer refuses both; drop num_steps"
 BARE = "it counts only with --fsdp"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of the Trainer by name, keys of its fsdp_config by name without the prefix, and retired arguments."""
+    """Arguments of the Trainer by name, keys of its fsdp_config by name without the prefix, and retired arguments.
+
+    Of accelerator_config there is num_steps alone.
+    """
 
     own: Mapping[str, Said] = field(default_factory=dict)
     fsdp: Mapping[str, Said] = field(default_factory=dict)
     retired: Mapping[str, Said] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Said | None:
+        """The micro-batches of a step: num_steps of accelerator_config, if it has that.
+
+        Source: transformers/trainer.py, create_accelerator_and_postprocess.
+        """
+        return self.own.get(LOADER) or self.own.get(STEPS)
 
     def value(self, name: str, usual: Any = None) -> Any:
         """Return an argument's value; `usual` if nobody gives it."""
@@ -150,11 +163,19 @@ def sort_arguments(said: Mapping[str, Said], opens: Callable[[str, Said], Any]) 
     """Return arguments by name, with the keys of the fsdp_config that one of them is or names."""
     own = {name: one for name, one in said.items() if name in NAMES}
     config, keys = own.get(CONFIG), dict[str, Said]()
-    if config is not None and config.value:
-        text, data = str(config.value), config.value
+
+    def open_mapping(said: Said) -> Mapping[str, Any]:
+        text, data = str(said.value), said.value
         if isinstance(data, str):
-            data = json.loads(text) if text.lstrip().startswith("{") else opens(text, config)
-        for key, value in data.items():
+            data = json.loads(text) if text.lstrip().startswith("{") else opens(text, said)
+        return data or {}
+
+    if loader := own.pop(LOADER, None):
+        kwargs = {key: getattr(one, "value", one) for key, one in open_mapping(loader).items()}
+        count = (kwargs.get("gradient_accumulation_kwargs") or {}).get("num_steps")
+        own |= {} if count is None else {LOADER: replace(loader, value=count)}
+    if config is not None and config.value:
+        for key, value in open_mapping(config).items():
             one = (
                 value
                 if isinstance(value, Said)
@@ -181,7 +202,9 @@ def pass_on(
     if half:
         put("ACCELERATE_MIXED_PRECISION", half, arguments.own[half])
     if arguments.own:
-        steps = arguments.own.get("gradient_accumulation_steps")
+        steps = arguments.steps
+        if LOADER in arguments.own and arguments.value(STEPS, 1) > 1:
+            raise Refusal(BOTH, steps)
         put("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps.value if steps else 1, steps)
     if arguments.value(CPU) is True:
         put("ACCELERATE_USE_CPU", "true", arguments.own[CPU])

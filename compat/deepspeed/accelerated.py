@@ -91,8 +91,8 @@ BESIDE: Mapping[str, str] = {
 """The variable of each setting that accelerate's plugin reads. The launcher writes it where an option or its config file
 has the setting, and the one of the precision always (utils/launch.py: prepare_deepspeed_cmd_env).
 """
-OF_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-"""The variable of the DeepSpeed file."""
+OF_FILE, OF_SWITCH = "ACCELERATE_DEEPSPEED_CONFIG_FILE", "ACCELERATE_USE_DEEPSPEED"
+"""The variables of the DeepSpeed file, and with which `Accelerator()` runs DeepSpeed whatever starts its program."""
 VARIABLE = re.compile(r"(ACCELERATE|FSDP)_[A-Z0-9_]+")
 IDLE = "FSDP_", "DeepSpeed runs this, and accelerate then makes no plugin for FSDP"
 """What the variables that nobody hears begin with, and why."""
@@ -191,12 +191,18 @@ def _find_kind(options: Mapping[str, Pieces], data: Mapping[str, Any]) -> str:
     return "DEEPSPEED" if FILE in options else ""
 
 
-def starts(launch: Launch, opens: Opens) -> bool:
+def starts(launch: Launch, script: Script, opens: Opens) -> bool:
     """Return whether accelerate runs the launch with DeepSpeed."""
     words = options(launch)
-    return words is not None and _uses_deepspeed(
-        words, _read_settings(words, opens, launch.line)[0]
-    )
+    if words is None:
+        return _is_switched_on(launch, script)
+    return _uses_deepspeed(words, _read_settings(words, opens, launch.line)[0])
+
+
+def _is_switched_on(launch: Launch, script: Script) -> bool:
+    """Return whether the environment of a launch has accelerate run DeepSpeed (Accelerator.__init__)."""
+    said = read_environment(launch, script).get(OF_SWITCH)
+    return said is not None and str(said.value).lower() == "true"
 
 
 def name_other_run(launch: Launch, opens: Opens) -> str:
@@ -239,13 +245,15 @@ def read(
     its `Accelerator`.
     """
     words = options(launch)
+    alone = words is None and _is_switched_on(launch, script)
+    words = {SWITCH: ()} if alone else words
     if words is None:
         return None
     data, config = _read_settings(words, opens, launch.line)
     if not _uses_deepspeed(words, data):
         return None
     section, typed_values = data.get(SECTION) or {}, _read_typed(words, launch, script)
-    places = _place_settings(words, typed_values, section, data, config, launch, script)
+    places = _place_settings(words, typed_values, section, data, config, launch, script, alone)
     shell = read_environment(launch, script)
     chosen = {
         **({FILE: shell[OF_FILE].value} if OF_FILE in shell else {}),
@@ -456,13 +464,14 @@ def _place_settings(
     config: Document | None,
     launch: Launch,
     script: Script,
+    alone: bool = False,
 ) -> Placed:
     """Return the settings of accelerate for DeepSpeed; options of the launch win over its config file, and both over
-    variables of the shell.
+    variables of the shell. These are `alone` where something else starts the program.
     """
     shell = read_environment(launch, script)
     variables = {name: shell[one] for name, one in BESIDE.items() if one in shell}
-    own = variables.pop(PRECISION, None)
+    own = None if alone else variables.pop(PRECISION, None)
     keys: dict[str, tuple[str, ...]] = {
         name: (SECTION, name) for name in FACTS if section.get(name) is not None
     }

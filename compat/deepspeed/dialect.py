@@ -105,6 +105,10 @@ class DeepSpeedDialect(PackagedDialect):
         """Return a script with only its launch of Megatron-DeepSpeed, if that is what its launch with a DeepSpeed file is."""
         return scripts.find_called(document)
 
+    def join_flags(self, flags: Document, file: str) -> Document | None:
+        """Return the launch of Megatron-DeepSpeed with these flags and a DeepSpeed file; None if there is no such file."""
+        return scripts.join_flags(flags, file)
+
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Return a `Reading` of the source: the typed values, the lines and spellings of the keys,
         and the findings.

@@ -149,7 +149,6 @@ WITHOUT_WIDTH = (
     "which the Trainer and accelerate fill in by the model's width (integrations/deepspeed.py:"
     " trainer_config_finalize), but the model's config.json has neither hidden_size nor hidden_sizes; write a number"
 )
-ACCUMULATES = "gradient_accumulation_kwargs"
 NUM_STEPS = (
     "num_steps makes the Trainer accumulate after it has filled in the DeepSpeed file, so that the two count other"
     " micro-batches in a step (trainer.py: create_accelerator_and_postprocess); write gradient_accumulation_steps"
@@ -255,7 +254,12 @@ def read(
         else reader.fill_for_trainer(arguments, values or {})
     )
     reader.set_precision(arguments, values or {}, data)
-    reader.findings += script.findings if script else ()
+    # A finding of the Trainer's argument says more than that no config has it.
+    said = {one.path for one in reader.findings}
+    words_of_launch = script.findings if script else ()
+    reader.findings += (
+        one for one in words_of_launch if one.message != scripts.SCRIPTS or one.path not in said
+    )
     ranks = script.ranks if script else None
     reading = Reading(
         Values(reader.given),
@@ -798,8 +802,7 @@ class _KeyReader(Reader):
         self._refuse_arguments(arguments)
         for dated in trainer.find_dated(arguments, fit.get("transformers")):
             self._remark_argument(*dated)
-        kwargs = trainer.read_mapping(arguments.get("accelerator_config")).get(ACCUMULATES) or {}
-        if kwargs.get("num_steps", 1) != 1:
+        if (trainer.read_num_steps(arguments) or 1) != 1:
             self._remark_argument("accelerator_config", NUM_STEPS, Effect.NUMBERS)
         if arguments.get("max_steps") == 0:
             self._remark_argument("max_steps", trainer.NO_STEP, Effect.NUMBERS)
@@ -919,9 +922,12 @@ class _KeyReader(Reader):
         """Set the sizes of the batch that the file leaves out. Without accumulation steps accelerate
         writes 1 for DeepSpeed, and the Trainer accumulates by its own argument.
         """
-        steps = filling.values[auto.STEPS]
+        steps, (demand, _) = filling.values[auto.STEPS], filling.demands[auto.STEPS]
+        for path in (auto.STEPS, auto.TOTAL) if steps != demand else ():
+            if path in self.given and path in filling.values:
+                self._value(path, path, filling.values[path])
         if auto.STEPS not in self.given and steps > 1:
-            if auto.TOTAL in self.given and auto.MICRO in self.given:
+            if demand > 1 and auto.TOTAL in self.given and auto.MICRO in self.given:
                 self.problem(
                     auto.TOTAL,
                     f"the file has no {auto.STEPS}, so accelerate writes 1, and DeepSpeed refuses a"

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, load
 from bridge.files.shown import show_value
@@ -55,13 +57,15 @@ FORK = (
     "GPT-NeoX runs on DeeperSpeed, a fork of an older DeepSpeed; read as DeepSpeed 0.15.0, the oldest known; give"
     " the release that you run with --from-version"
 )
+CLIPS = "0.19.3"
+"""The release since which DeepSpeed clips at 1.0, the default of GPT-NeoX."""
 CLIPPING = (
     "GPT-NeoX leaves out what equals its own default, so that DeepSpeed's default counts: no clipping before"
-    " DeepSpeed 0.19.3, and 1.0 since; write another value, such as 0.9999"
+    f" DeepSpeed {CLIPS}, and 1.0 since; write another value, such as 0.9999"
 )
-SCALED = (
-    "keys of fp16 only, which DeepSpeed ignores here before 0.17.1, and stops at since; drop them"
-)
+STRICT = "0.17.1"
+"""The release since which DeepSpeed stops at keys that its section of a format does not have."""
+SCALED = f"keys of fp16 only, which DeepSpeed ignores here before {STRICT}, and stops at since; drop them"
 UNREAD = "no flag of Megatron stands for this value of GPT-NeoX, and stagebridge does not read it"
 FIRST = (
     "the first step of GPT-NeoX's warm-up has the rate of its second, where Megatron's has rate 0, and"
@@ -94,12 +98,16 @@ def _is_launch(launch: Launch) -> bool:
     return Path(launch.program).name == LAUNCHER
 
 
-def start(document: Document, world_size: int | None) -> tuple[Document, tuple[Finding, ...]]:
+def start(
+    document: Document, world_size: int | None, version: str | None = None
+) -> tuple[Document, tuple[Finding, ...]]:
     """Return a run of GPT-NeoX on `world_size` ranks (None: as few as it allows) as a launch of Megatron-DeepSpeed, and
-    findings on what that launch does not say. Raises `BridgeError` for keys that GPT-NeoX refuses.
+    findings on what that launch does not say. `version` is the release of DeepSpeed (None: `RELEASE`).
+
+    Raises `BridgeError` for keys that GPT-NeoX refuses.
     """
     if not isinstance(document.data, Script):
-        run = _Run((document,), world_size)
+        run = _Run((document,), world_size, version or RELEASE)
         script = Script("", document.name)
         script.__dict__["launches"] = (run.launch(),)
         return replace(document, data=script), run.findings
@@ -108,7 +116,8 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     flag = next((at for at, text in enumerate(texts) if text in ("-d", "--conf_dir")), len(texts))
     folder = "".join(texts[flag + 1 : flag + 2])
     names = [text for text in texts if text.endswith((".yml", ".yaml"))]
-    run = _Run(tuple(_open(document, str(Path(folder, name))) for name in names), world_size or launch.ranks)  # fmt: skip
+    files = tuple(_open(document, str(Path(folder, name))) for name in names)
+    run = _Run(files, world_size or launch.ranks, version or RELEASE)
     made = run.launch(launch)
     return replace(document, data=document.data.change(lambda one: made if one is launch else one)), run.findings  # fmt: skip
 
@@ -123,7 +132,8 @@ def _open(document: Document, name: str) -> Document:
 class _Run:
     """A run of GPT-NeoX: its settings with their lines, and the flags and the DeepSpeed file that they come to."""
 
-    def __init__(self, files: tuple[Document, ...], world_size: int | None) -> None:
+    def __init__(self, files: tuple[Document, ...], world_size: int | None, version: str) -> None:
+        self.version = version
         self.values: dict[str, Any] = {}
         self.lines: dict[str, int] = {}
         self.found: list[Finding] = []
@@ -162,7 +172,8 @@ class _Run:
         self.sharers = max(self.stages, 1) * self.values.get("model_parallel_size", 1)
         self.world = world_size or self._count_ranks()
         self._say_flags()
-        self.tell("release", FORK, Effect.NONE)
+        if version == RELEASE:
+            self.tell("release", FORK, Effect.NONE)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -272,8 +283,14 @@ class _Run:
             self.say("precision", f"--{HALVES[self.precision]}")
         if "gradient_clipping" in values:
             self.say("gradient_clipping", "--clip-grad", values["gradient_clipping"])
-            if values["gradient_clipping"] == tables()["deepspeed"]["gradient_clipping"]:
+            usual = tables()["deepspeed"]["gradient_clipping"]
+            if values["gradient_clipping"] == usual and not self.clips_by_default:
                 self.tell("gradient_clipping", CLIPPING)
+
+    @property
+    def clips_by_default(self) -> bool:
+        """Whether DeepSpeed clips as GPT-NeoX does where the file does not say it."""
+        return Version(self.version) >= Version(CLIPS)
 
     @property
     def precision(self) -> str | None:
@@ -293,9 +310,13 @@ class _Run:
                 self.leave(key)
             # Names of the format that DeepSpeed's section does not have.
             own = {name: value for name, value in section.items() if name not in ("type", key)}
-            known = release(RELEASE).keys
+            known = release(self.version).keys
+            # A release that stops at such keys gets them.
+            ignores = Version(self.version) < Version(STRICT)
             scaling = [
-                name for name in own if f"{key}.{name}" not in known and f"fp16.{name}" in known
+                name
+                for name in own
+                if ignores and f"{key}.{name}" not in known and f"fp16.{name}" in known
             ]
             if scaling:
                 self.tell(key, f"{', '.join(scaling)}: {SCALED}", Effect.NONE)

@@ -30,6 +30,7 @@ from compat.deepspeed.trainer import (
     WITHOUT_WARMUP,
     Epoch,
     choose_release,
+    read_num_steps,
 )
 
 PARAMS, SCHEDULER, STAGE = "optimizer.params.", "scheduler.params.", "zero_optimization.stage"
@@ -269,8 +270,8 @@ def find_sources(run: Run) -> Sources:
 
 
 def _measure_batch(run: Run) -> Iterator[tuple[str, Any, Said]]:
-    """Yield the sizes of a step's batch where the data loader makes another than the arguments ask for:
-    accelerator_config splits a batch over the ranks, or an epoch has fewer micro-batches than accumulate.
+    """Yield the sizes of a step's batch where they are others than the arguments for them ask for: accelerator_config
+    splits a batch over the ranks or gives the steps of accumulation, or an epoch has fewer micro-batches than accumulate.
     """
     micro, steps = (int(run.fills[path]) for path in (MICRO, STEPS))
     first = run.epoch.batches if run.epoch and 0 < run.epoch.batches < steps else steps
@@ -278,9 +279,10 @@ def _measure_batch(run: Run) -> Iterator[tuple[str, Any, Said]]:
     data = run.facts.get("samples", Said("samples", None))
     if run.share:
         yield MICRO, run.share, loader
-    if first != steps:
-        yield STEPS, first, data
-    if run.world and (run.share or first != steps):
+    counts = read_num_steps(run.arguments) is not None
+    if counts or first != steps:
+        yield STEPS, first, data if first != steps else loader
+    if run.world and (run.share or counts or first != steps):
         total = (run.share or micro) * first * run.world
         yield TOTAL, total, data if first != steps else loader
 
@@ -358,6 +360,8 @@ def _advice_on(run: Run, path: str) -> str:
         return (
             f"an epoch has {run.epoch.batches} micro-batches a rank, and the step comes after them"
         )
+    if path == STEPS and read_num_steps(run.arguments) is not None:
+        return "num_steps of accelerator_config counts"
     if path == WARMUP and path in run.before:
         return "DeepSpeed's schedulers warm up for two steps at least"
     if path in run.before:

@@ -4,6 +4,7 @@ and the settings on the run's command line.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
+from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.program_source import (
     CALL_WINS,
@@ -27,6 +29,8 @@ from bridge.stack.training_arguments import QUIET, read_word
 from compat.deepspeed import accelerated, trainer_detection
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
+PROGRAM = "train.py"
+"""Stands for the program that a launch of flags alone does not name."""
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 SPELLED = re.compile(
@@ -146,7 +150,7 @@ def is_launch(launch: Launch, script: Script) -> bool:
     if any(True for _ in _configs(launch)):
         return True
     try:
-        return accelerated.starts(launch, _file_opener(script, launch))
+        return accelerated.starts(launch, script, _file_opener(script, launch))
     except BridgeError:
         return False
 
@@ -171,6 +175,30 @@ def find_called(document: Document) -> Document | None:
     alone = replace(script, chosen=None)
     alone.__dict__["launches"] = (launch,)
     return replace(document, data=alone) if set(_names(launch)) >= MODEL else None
+
+
+def join_flags(flags: Document, file: str) -> Document | None:
+    """Return the launch of a program of Megatron-DeepSpeed that has these flags, with the DeepSpeed file `file`; if that is
+    empty, with the one that they name, and None if they name none. Raises `BridgeError` if they name another.
+    """
+    texts = [*map(str, flags.data)]
+    words = [(text, flags.line(at) or 1) for at, text in enumerate(texts)]
+    place = os.path.relpath(file, folder_of(flags.name)) if file else ""
+
+    def launch() -> Launch:
+        pieces = tuple((Text(word, NOWHERE),) for word, _ in words)
+        return Launch(PROGRAM, pieces, (), {}, 1, tuple(line for _, line in words))
+
+    own = next((spell_pieces(name) for _, name, _ in _configs(launch())), "")
+    if own and file and find(own, folder_of(flags.name)) != find(place, folder_of(flags.name)):
+        raise BridgeError(
+            f"{flags.name}: names the DeepSpeed file {own}, and {file} is given; give one of them"
+        )
+    if not own and file:
+        words += ((word, 0) for word in ("--deepspeed", OPTIONS[0], place))
+    script = Script("", flags.name)
+    script.__dict__["launches"] = (launch(),)
+    return replace(flags, data=script) if own or file else None
 
 
 def _without_config(launch: Launch) -> str:

@@ -313,6 +313,12 @@ def read_mapping(value: Any) -> Mapping[str, Any]:
     return mapping if isinstance(mapping, Mapping) else {}
 
 
+def read_num_steps(arguments: Mapping[str, Any]) -> Any:
+    """Return the number of micro-batches in a step that accelerator_config gives the Trainer; None if it gives none."""
+    config = read_mapping(arguments.get("accelerator_config"))
+    return (config.get("gradient_accumulation_kwargs") or {}).get("num_steps")
+
+
 def _lacks_arguments(kind: str, *names: str) -> Callable[[Case], bool]:
     """Return whether the Trainer builds the schedule `kind` without any of the arguments `names`."""
     return lambda run: (
@@ -442,8 +448,7 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
     ),
     (
         "accelerator_config",
-        lambda run: "num_steps" in (run.options("accelerator_config").get("gradient_accumulation_kwargs") or {})
-        and run["gradient_accumulation_steps"] > 1,
+        lambda run: read_num_steps(run.arguments) is not None and run["gradient_accumulation_steps"] > 1,
         "found num_steps beside gradient_accumulation_steps, and the Trainer refuses both; drop num_steps",
         "trainer.py: create_accelerator_and_postprocess",
     ),
@@ -624,6 +629,10 @@ def filling(
     values = {path: value for path, (value, _) in demands.items()} | {
         "scheduler.params.warmup_min_lr": 0
     }
+    # The Trainer reads num_steps after it has compared its arguments with the file.
+    if count := read_num_steps(args):
+        values[STEPS] = count
+        values |= {TOTAL: world * micro * count} if world is not None else {}
     # The Trainer then tries smaller batches itself and does not compare these keys.
     if args["auto_find_batch_size"]:
         demands = {path: demand for path, demand in demands.items() if path not in (MICRO, TOTAL)}
