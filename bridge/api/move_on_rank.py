@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.api.access import limit_access
-from bridge.api.move_proof import engine_for_format
+from bridge.api.move import engine_for_format
 from bridge.api.move_target import NATIVE, MoveOptions, model_config, translate_config
 from bridge.api.read import read_config
 from bridge.api.source import Source
@@ -25,8 +25,9 @@ from bridge.layout.architecture import Architecture
 from bridge.stack.checkpoint_side import side_of
 from bridge.translation.edit import without
 from bridge.translation.lift import lift
+from bridge.verify.local import MARK
 from bridge.verify.proof import Party, prove, small
-from bridge.verify.rank_messages import MARK, load_engines
+from bridge.verify.rank_engines import load_engines
 from bridge.verify.size import NO_NUMBERS
 
 SEQUENCE = 32

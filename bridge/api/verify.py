@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,23 +14,20 @@ from bridge.api.access import limit_access, open_source
 from bridge.api.read import read_config, standard_input
 from bridge.api.source import STDIN, Options, Readable, Source, source_of
 from bridge.engine.backends import backends
-from bridge.engine.environment import detect, end_process
 from bridge.engine.interface import Backend
 from bridge.engine.native import BACKEND
 from bridge.engine.plain import BACKENDS
 from bridge.errors import BridgeError
 from bridge.files import as_private_as, write_text
-from bridge.files.progress import listening
 from bridge.stack import registry
 from bridge.stack.dialect import Config
 from bridge.stack.extras import need_engine
 from bridge.translation.translate import Result, translate
-from bridge.verify.local import run_ranks
+from bridge.verify.local import MARK, Fields, run_ranks
 from bridge.verify.own import engines_of, pair_configs
 from bridge.verify.pair import Side, TranslationPair, fit_pair
-from bridge.verify.rank_messages import MARK, Fields, load_engines
 
-RANK = "bridge.api.verify"
+RANK = "bridge.api.verify_on_rank"
 
 
 @dataclass(frozen=True)
@@ -152,9 +147,8 @@ def verify(
     """
     source = source_of(readable, options)
     second = None if other is None else source_of(other, options)
-    own = own_of(
-        source.file, second, to, model_folder and Path(model_folder), batch and Path(batch), on
-    )
+    folder, rows = (None if path is None else Path(path) for path in (model_folder, batch))
+    own = own_of(source.file, second, to, folder, rows, on)
     with open_source(source) as notes:
         report = measure(source, VerifyOptions(to, to_version, ranks, steps, padded, own))
         return Verified(report["verdict"], report, tuple(notes))
@@ -168,9 +162,9 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         here = _at_hand(source, Path(folder))
         if options.own:
-            world = _make_own_pair(here, options.own, options.ranks)[0].size.world
+            world = make_own_pair(here, options.own, options.ranks)[0].size.world
         else:
-            world = _make_pair(here, options).size.world
+            world = make_pair(here, options).size.world
         fields = next(run_tasks([(here, options)], world, hear))
     if "problems" in fields:
         raise BridgeError(*fields["problems"])
@@ -210,22 +204,18 @@ def run_tasks(
             yield message["found"]
 
 
-def _make_pair(source: Source, options: VerifyOptions) -> TranslationPair:
+def make_pair(source: Source, options: VerifyOptions) -> TranslationPair:
     """Return both sides of the translation, at small sizes."""
-    source = read_config(source)
-    return fit_pair(
-        source,
-        _translate_target(source, options),
-        backends(options.to, source.dialect),
-        options.ranks,
-    )
+    config = read_config(source)
+    target = _translate_target(config, options)
+    return fit_pair(config, target, backends(options.to, source.dialect), options.ranks)
 
 
-def _make_own_pair(
+def make_own_pair(
     source: Source, own: Own, limit: int
 ) -> tuple[TranslationPair, Mapping[Side, Backend]]:
     """Return both configs at small sizes, and the engine of each config."""
-    configs = read_config(source), _read_config(own.other)
+    configs = read_config(source), read_model_config(own.other)
     options = {
         **backends(*(config.dialect.name for config in configs)),
         **BACKENDS,
@@ -235,7 +225,7 @@ def _make_own_pair(
     return pair_configs(configs, engines, limit), engines
 
 
-def _read_config(source: Source) -> Config:
+def read_model_config(source: Source) -> Config:
     with limit_access(source):
         return read_config(source)
 
@@ -249,99 +239,6 @@ def _translate_target(source: Config, options: VerifyOptions) -> Result:
     return translate(source, dialect, options.to_version or release)
 
 
-def warm(text: str) -> None:
-    """Load the engines that may be used, before ranks are forked."""
-    spec = json.loads(text)
-    # An engine that is loaded after the fork is loaded once by every rank.
-    on = [name for task in spec for name in (task["options"].get("own") or {}).get("on") or ()]
-    load_engines(
-        {
-            *on,
-            *(name for task in spec for name in (task["options"]["to"], task["source"]["dialect"])),
-        }
-    )
-
-
-def main(text: str) -> None:
-    """Verify one file after the other on one rank. The first rank prints the progress and the
-    reports.
-    """
-    tasks, here, out = json.loads(text), detect(), sys.stdout
-
-    def tell(**words: Any) -> None:
-        if here.rank == 0:
-            # Stacks print to stdout as they like: ours goes there alone, and marked.
-            print(MARK + json.dumps(words, allow_nan=False), file=out, flush=True)
-
-    with redirect_stdout(sys.stderr):
-        for task in tasks:
-            with listening(lambda count, total: tell(at=[count, total])):
-                fields = _judge_job(
-                    Source(**task["source"]),
-                    _options_of(task["options"]),
-                    lambda line: tell(note=line),
-                )
-            tell(found=fields)
-    end_process(here.world)
-
-
 def _values_of(options: VerifyOptions) -> dict[str, Any]:
     values, own = vars(options), options.own
     return {**values, "own": {**vars(own), "other": own.other.values()} if own else None}
-
-
-def _options_of(values: Mapping[str, Any]) -> VerifyOptions:
-    own = values["own"]
-    if own is not None:
-        own = Own(**{**own, "other": Source(**own["other"]), "on": own["on"] and tuple(own["on"])})
-    return VerifyOptions(**{**values, "own": own})
-
-
-def _judge_own(source: Source, options: VerifyOptions, own: Own, note: Any) -> Fields:
-    """The report on two configs of a user's own."""
-    from bridge.engine.rows import Rows
-    from bridge.trace.batch_file import read_batch as kept
-    from bridge.verify.on_batch import Given, judge_on_batch
-
-    pair, engines = _make_own_pair(source, own, options.ranks)
-    folder = Path(own.model)
-    rows = Rows.of(own.batch, kept(Path(own.batch)).tensors)
-    sample = Given(folder, _read_config(Source(str(folder / "config.json"))), rows)
-    return {
-        **judge_on_batch(pair, engines, sample, options.steps, note).fields(),
-        "judged_release": "",
-    }
-
-
-def _judge_job(source: Source, options: VerifyOptions, note: Any) -> Fields:
-    from bridge.engine.joining import join
-    from bridge.verify.judge import verify
-
-    here = detect()
-    join(here)
-    try:
-        with limit_access(source):
-            if options.own:
-                return _judge_own(source, options, options.own, note)
-            pair = _make_pair(source, options)
-            fields = verify(
-                pair, backends(options.to, source.dialect), options.steps, options.padded, note
-            ).fields()
-            return {**fields, "judged_release": _release_line(pair.target)}
-    except BridgeError as error:
-        return {"verdict": "not run", "problems": list(error.problems)}
-
-
-def _release_line(target: Config) -> str:
-    """Return a line that names the target release of the translation, if it is not the default
-    release of `convert`; else an empty text.
-    """
-    title, newest = target.dialect.title, target.dialect.newest
-    if target.version == newest:
-        return ""
-    advice = f"`convert` writes for {newest} unless given --to-version {target.version}"
-    return f"The translation is for {title} {target.version}, which is installed here; {advice}."
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -159,7 +159,7 @@ def _outputs(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str
 
 
 def _shapes(options: Mapping[str, Any], name: str, prefix: str) -> Iterable[str]:
-    from bridge.cli.layout import MODELS
+    from bridge.api.layout import MODELS
 
     return MODELS
 

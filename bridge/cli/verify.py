@@ -17,7 +17,7 @@ from bridge.report.console import console
 from bridge.report.exit_codes import Exit
 from bridge.report.tables import Grid
 from bridge.stack.extras import need_engine
-from bridge.verify.rank_messages import Fields
+from bridge.verify.local import Fields
 
 
 def verify(

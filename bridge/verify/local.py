@@ -14,12 +14,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import bridge
 from bridge.errors import BridgeError
 from bridge.verify.forked_job import Ends, Order
 
+MARK = "@stagebridge "
+"""Prefix of our own output lines, as stacks print to the same stream."""
+Fields = dict[str, Any]
+"""A message of a rank."""
 PATIENCE = 300.0
 """Seconds that the other ranks have to end after rank 0 has ended well."""
 GRACE = 20.0

@@ -28,6 +28,7 @@ from compat.megatron.checks import CHECKS
 from compat.megatron.environment import environment
 from compat.megatron.formats import format_of, read
 from compat.megatron.live import model_parallel_config
+from compat.megatron.objects.transformer import BEFORE
 from compat.megatron.options import accepts, defaults, groups, spellings
 from compat.megatron.releases.setting_renames import MOVES
 from compat.megatron.requirements import NEEDS, whole
@@ -145,7 +146,7 @@ class MegatronDialect(PackagedDialect):
         """
         steps = (
             *arguments.TABLE,
-            *objects.BEFORE,
+            *BEFORE,
             *(step for table in objects.TABLES.values() for step in table),
             *SCHEDULER_STEPS,
             *sections.STEPS,

@@ -15,8 +15,8 @@ from schemas import problems
 from bridge.api import verify as command
 from bridge.cli import run as stagebridge
 from bridge.plan.plan import Plan
+from bridge.verify.local import MARK
 from bridge.verify.measure import Distance
-from bridge.verify.rank_messages import MARK
 from bridge.verify.size import Size, changes, is_taken
 
 ZERO3 = Path(__file__).parents[2] / "examples" / "fast_llm" / "batch_0.3.0.yaml"
