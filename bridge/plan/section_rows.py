@@ -63,13 +63,13 @@ def build_sections(
     types that the file names.
     """
     names = {**TYPES, **types}
-    made: dict[str, type[Section]] = {}
+    classes: dict[str, type[Section]] = {}
     for rows in read_rows(module.rpartition(".")[0], file):
-        declared: dict[str, Any] = {row["name"]: _declare(row, names) for row in rows.fields}
-        made[rows.name] = names[rows.name] = create_model(
-            rows.name, __base__=names[rows.base], __module__=module, __doc__=rows.doc, **declared
+        columns: dict[str, Any] = {row["name"]: _declare(row, names) for row in rows.fields}
+        classes[rows.name] = names[rows.name] = create_model(
+            rows.name, __base__=names[rows.base], __module__=module, __doc__=rows.doc, **columns
         )
-    return made
+    return classes
 
 
 def _declare(row: Mapping[str, Any], names: dict[str, Any]) -> tuple[Any, Any]:
