@@ -7,7 +7,7 @@ from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from importlib.resources import files
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from operator import or_
 from typing import Any, Literal, NamedTuple
 
@@ -44,16 +44,12 @@ def read_rows(package: str, file: str = "schema.json") -> Iterator[SectionRows]:
     annotations, or values in Python's spelling. A field is open unless its row has `default`; of a section
     the default is `{}`. `alias` is a name that Python does not allow, `hint` is kept for the dialect.
     """
-    head: SectionRows | None = None
-    for row in json.loads(files(package).joinpath(file).read_text("utf-8")):
-        if "section" in row:
-            if head:
-                yield head
-            head = SectionRows(row["section"], row.get("base", Section.__name__), row["doc"], [])
-        elif head:
-            head.fields.append(row)
-    if head:
-        yield head
+    rows = json.loads(files(package).joinpath(file).read_text("utf-8"))
+    heads = [place for place, row in enumerate(rows) if "section" in row]
+    for begin, end in pairwise((*heads, len(rows))):
+        head = rows[begin]
+        base = head.get("base", Section.__name__)
+        yield SectionRows(head["section"], base, head["doc"], rows[begin + 1 : end])
 
 
 def build_sections(
