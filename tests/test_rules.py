@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 import compat
 from bridge.plan.plan import paths
+from bridge.stack import words
 from bridge.stack.dialect import Dialect
 from bridge.stack.rules import (
     Context,
@@ -36,6 +37,52 @@ def test_rename_says_the_same_under_both_names(value: Any) -> None:
     assert rule.read({"clip_grad": value, "lr": 1}, NEWEST) == {"optimizer.clip": value}
     assert rule.write({"optimizer.clip": value}, NEWEST) == {"clip_grad": value}
     assert rule.read({"clip_grad": None}, NEWEST) == rule.write({}, NEWEST) == {}
+
+
+ANYTHING = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(("", "a", "b"))
+
+
+@given(st.dictionaries(st.sampled_from("ab"), ANYTHING))
+def test_words_say_what_their_names_say(values: dict[str, Any]) -> None:
+    a, b = values.get("a"), values.get("b")
+    held = {
+        words.on("a"): bool(a),
+        words.off("a"): a is False,
+        words.has_value("a"): a is not None,
+        words.has_field("a"): "a" in values,
+        words.among("a", "a", None): a in ("a", None),
+        words.beyond("a", "a"): a is not None and a != "a",
+        words.no(words.on("a")): not a,
+        words.every(words.on("a"), words.on("b")): bool(a and b),
+        words.some(words.on("a"), words.on("b")): bool(a or b),
+    }
+    assert all(condition(values) is answer for condition, answer in held.items())
+    assert words.of("a")(values) == a and words.of("a", 1)(values) == (a or 1)
+    assert words.nonzero("a")(values) == (a or None)
+    assert words.first("a", "b")(values) == (b if a is None else a)
+    assert words.look_up({"a": "x"}, "a", "y")(values) == ("x" if a == "a" else "y")
+    assert words.either(words.on("a"), words.of("b"), "z")(values) == (b if a else "z")
+    assert words.give("x", words.of("a"), words.on("b"))(values, NEWEST) == ({"x": a} if b else {})
+
+
+@given(st.none() | st.integers(-2, 9))
+def test_above_counts_nothing_as_none(number: int | None) -> None:
+    assert words.above("a")({"a": number}) is (number is not None and number > 1)
+    assert words.above("a", 0)({"a": number}) is (number is not None and number > 0)
+
+
+def test_a_tuple_is_spread_over_its_fields() -> None:
+    side = words.spread(("x", "y"), "a")
+    assert side({"a": (1, 2)}, NEWEST) == {"x": 1, "y": 2}
+    assert side({}, NEWEST) == {"x": None, "y": None}
+    with pytest.raises(ValueError, match="zip"):
+        side({"a": (1, 2, 3)}, NEWEST)
+
+
+def test_a_rule_copies_where_it_has_no_function() -> None:
+    rule = convert(("a", "b"), ("optimizer.clip", "run.seed"), write=lambda values: {"a": 1})
+    assert rule.read({"a": 2, "c": 3}, NEWEST) == {"optimizer.clip": 2, "run.seed": None}
+    assert rule.write({}, NEWEST) == {"a": 1}
 
 
 RULES = Path(__file__).with_name("checks.txt")

@@ -7,7 +7,7 @@ from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from importlib.resources import files
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from operator import or_
 from typing import Any, Literal, NamedTuple
 
@@ -44,16 +44,12 @@ def read_rows(package: str, file: str = "schema.json") -> Iterator[SectionRows]:
     annotations, or values in Python's spelling. A field is open unless its row has `default`; of a section
     the default is `{}`. `alias` is a name that Python does not allow, `hint` is kept for the dialect.
     """
-    head: SectionRows | None = None
-    for row in json.loads(files(package).joinpath(file).read_text("utf-8")):
-        if "section" in row:
-            if head:
-                yield head
-            head = SectionRows(row["section"], row.get("base", Section.__name__), row["doc"], [])
-        elif head:
-            head.fields.append(row)
-    if head:
-        yield head
+    rows = json.loads(files(package).joinpath(file).read_text("utf-8"))
+    heads = [place for place, row in enumerate(rows) if "section" in row]
+    for begin, end in pairwise((*heads, len(rows))):
+        head = rows[begin]
+        base = head.get("base", Section.__name__)
+        yield SectionRows(head["section"], base, head["doc"], rows[begin + 1 : end])
 
 
 def build_sections(
@@ -63,13 +59,13 @@ def build_sections(
     types that the file names.
     """
     names = {**TYPES, **types}
-    made: dict[str, type[Section]] = {}
+    classes: dict[str, type[Section]] = {}
     for rows in read_rows(module.rpartition(".")[0], file):
-        declared: dict[str, Any] = {row["name"]: _declare(row, names) for row in rows.fields}
-        made[rows.name] = names[rows.name] = create_model(
-            rows.name, __base__=names[rows.base], __module__=module, __doc__=rows.doc, **declared
+        columns: dict[str, Any] = {row["name"]: _declare(row, names) for row in rows.fields}
+        classes[rows.name] = names[rows.name] = create_model(
+            rows.name, __base__=names[rows.base], __module__=module, __doc__=rows.doc, **columns
         )
-    return made
+    return classes
 
 
 def _declare(row: Mapping[str, Any], names: dict[str, Any]) -> tuple[Any, Any]:

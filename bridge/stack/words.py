@@ -23,12 +23,12 @@ def on(path: str) -> Condition:
     return lambda values: bool(values.get(path))
 
 
-def given(path: str) -> Condition:
+def has_value(path: str) -> Condition:
     """Whether a setting has a value."""
     return lambda values: values.get(path) is not None
 
 
-def known(path: str) -> Condition:
+def has_field(path: str) -> Condition:
     """Whether the release has a setting, whatever its value is."""
     return lambda values: path in values
 
@@ -108,12 +108,12 @@ def give(fields: str | Mapping[str, Any], value: Any = None, when: Truth | None 
     """The side of a rule that gives a field this value, or each of several fields its own, where the condition
     holds. A value may be a function of the group.
     """
-    given = {fields: value} if isinstance(fields, str) else fields
+    rows = {fields: value} if isinstance(fields, str) else fields
 
     def side(values: Group, context: Context) -> Group:
         if when and not when(values):
             return {}
-        return {path: _value(one, values) for path, one in given.items()}
+        return {path: _value(one, values) for path, one in rows.items()}
 
     return side
 

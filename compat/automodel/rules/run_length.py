@@ -15,7 +15,7 @@ from bridge.stack.rules import (
     rename,
     scale_rule,
 )
-from bridge.stack.words import beyond, every, first, give, given, look_up, of, off
+from bridge.stack.words import beyond, every, first, give, has_value, look_up, of, off
 from compat.automodel.rules.pipeline import D
 
 STEP = "step_scheduler."
@@ -89,7 +89,7 @@ SAVES = convert(
         else {EVERY: values.get("run.save_interval")}
     ),
     effect=EFFECTS["run.save_interval"],
-    blurs=every(off(SAVED), given(EVERY)),
+    blurs=every(off(SAVED), has_value(EVERY)),
     lossy="if checkpoints are off, the interval between them is lost",
     source="components/checkpoint/checkpointing.py: save_model returns if config.enabled is off",
 )

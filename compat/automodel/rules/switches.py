@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from bridge.stack.rules import EFFECTS, Context, Effect, Group, Rule, convert
-from bridge.stack.words import effect_if, every, given, no, on, some
+from bridge.stack.words import effect_if, every, has_value, no, on, some
 from compat.automodel.rules.learning_rate import SEES as SCHEDULE_SEES, writes_section
 from compat.automodel.rules.optimizers import (
     CLASSES,
@@ -119,7 +119,7 @@ FP8 = convert(
     },
     blurs=_has_no_twin,
     mixed=True,
-    effect=effect_if(some(given(TE + "recipe"), _is_torchao), Effect.NUMBERS, Effect.ROUNDING),
+    effect=effect_if(some(has_value(TE + "recipe"), _is_torchao), Effect.NUMBERS, Effect.ROUNDING),
     note="the way in which linear layers are computed",
     lossy="Transformer Engine has recipes current, block and mxfp8, each in one format; only torchao gathers weights in FP8",
     source="components/models/common/utils.py: TEFp8Config; components/quantization/fp8.py: apply_fp8_to_model",

@@ -30,7 +30,7 @@ from bridge.stack.rules import (
     rename,
     worst,
 )
-from bridge.stack.words import above, either, every, give, given, no, of, off, on, some
+from bridge.stack.words import above, either, every, give, has_value, no, of, off, on, some
 from compat.automodel import habits
 from compat.automodel.formats import NAMED
 from compat.automodel.rules import model, run_length, switches, weight_decay
@@ -170,7 +170,7 @@ BATCH = convert(
         "schedule.virtual",
         "stages.boundaries",
     ),
-    blurs=every(above(D + "pp_size"), no(every(given(STEP), given(D + "dp_size")))),
+    blurs=every(above(D + "pp_size"), no(every(has_value(STEP), has_value(D + "dp_size")))),
     carries={
         STEP: ("batch.global_", "batch.accumulation"),
         PASS: ("batch.micro", "batch.accumulation"),
@@ -431,7 +431,7 @@ CLIP = convert(
     "clip_grad_norm.max_norm",
     "optimizer.clip",
     give("optimizer.clip", either(_is_unbounded, 0.0, of("clip_grad_norm.max_norm"))),
-    give("clip_grad_norm.max_norm", of("optimizer.clip", UNBOUND), given("optimizer.clip")),
+    give("clip_grad_norm.max_norm", of("optimizer.clip", UNBOUND), has_value("optimizer.clip")),
     lossy="AutoModel always clips: 1e9 means no clipping, and before 0.3.0 the bound is always 1.0",
     blurs=_is_unbounded,
     source="recipes/llm/train_ft.py: max_grad_norm is 1.0 unless given",

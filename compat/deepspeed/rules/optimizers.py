@@ -14,7 +14,7 @@ from bridge.stack.words import (
     either,
     every,
     give,
-    given,
+    has_value,
     no,
     of,
     on,
@@ -277,7 +277,7 @@ SCHEDULER = convert(
         "scheduler.params.cos_min_ratio": "optimizer.schedule.minimum",
         **{f"code.scheduler.{name}": f"optimizer.schedule.{name}" for name in SCHEDULE},
     },
-    blurs=given("scheduler.type"),
+    blurs=has_value("scheduler.type"),
     tells=lambda values: (
         ""
         if values["scheduler.type"] in SHAPES

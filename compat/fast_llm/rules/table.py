@@ -32,7 +32,7 @@ from bridge.stack.words import (
     either,
     every,
     give,
-    given,
+    has_value,
     look_up,
     no,
     nonzero,
@@ -344,7 +344,7 @@ KEPT = {True: "master", False: "compute"}
 FROZEN = convert(
     STORE,
     "precision.frozen",
-    give("precision.frozen", look_up(KEPT, STORE), given(STORE)),
+    give("precision.frozen", look_up(KEPT, STORE), has_value(STORE)),
     give(STORE, look_up({ours: theirs for theirs, ours in KEPT.items()}, "precision.frozen")),
     effect=Effect.COST,
     source="multi_stage/stage_base.py: format of the shard of frozen weights",

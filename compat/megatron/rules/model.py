@@ -17,7 +17,7 @@ from bridge.stack.words import (
     every,
     first,
     give,
-    given,
+    has_value,
     no,
     nonzero,
     of,
@@ -411,7 +411,7 @@ DROPOUTS = ("model.dropout", "model.embedding.dropout")
 DROPOUT = convert(
     "hidden_dropout",
     DROPOUTS,
-    give(dict.fromkeys(DROPOUTS, of("hidden_dropout")), when=given("hidden_dropout")),
+    give(dict.fromkeys(DROPOUTS, of("hidden_dropout")), when=has_value("hidden_dropout")),
     give("hidden_dropout", first(*DROPOUTS)),
     lossy="Megatron has one dropout rate for the embedding and for the output of each layer",
     note=SCRIPT,
@@ -423,7 +423,7 @@ INIT = convert(
     ("model.init.std", "model.init.scaled"),
     give(
         {"model.init.std": of("init_method_std"), "model.init.scaled": True},
-        when=given("init_method_std"),
+        when=has_value("init_method_std"),
     ),
     give("init_method_std", of("model.init.std")),
     lossy="Megatron always initialises projections into the residual stream with std / sqrt(2 x layers)",

@@ -16,7 +16,7 @@ from bridge.stack.rules import (
     opposite_switch,
     rename,
 )
-from bridge.stack.words import above, among, every, give, known, no, nonzero, of, on
+from bridge.stack.words import above, among, every, give, has_field, no, nonzero, of, on
 from compat.megatron.rules.learning_rate import ROUNDED, as_counted, becomes, steps
 
 EVERY = "manual_gc_interval"
@@ -75,7 +75,7 @@ def _on(theirs: str, ours: str) -> Rule:
     return convert(
         theirs,
         ours,
-        give(ours, on(theirs), known(theirs)),
+        give(ours, on(theirs), has_field(theirs)),
         give(theirs, True, on(ours)),
         effect=EFFECTS[ours],
     )
@@ -91,7 +91,7 @@ def _rename_rule(theirs: str, ours: str) -> Rule:
 SAVES = convert(
     ("async_save", "use_persistent_ckpt_worker"),
     "run.async_save",
-    give("run.async_save", on("async_save"), known("async_save")),
+    give("run.async_save", on("async_save"), has_field("async_save")),
     # Since 0.16, validate_args switches async_save off without the persistent worker.
     lambda values, context: (
         {

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from bridge.plan.equality import FACTORS
 from bridge.stack.rules import EFFECTS, HABITS, Context, Effect, Group, always, convert
-from bridge.stack.words import among, beyond, effect_if, every, give, given, look_up, of, off, on
+from bridge.stack.words import (
+    among,
+    beyond,
+    effect_if,
+    every,
+    give,
+    has_value,
+    look_up,
+    of,
+    off,
+    on,
+)
 from compat.megatron.exact_floats import undone
 from compat.megatron.patterns import values_as_list
 from compat.megatron.shards import SHARDED, aware, zero_stage
@@ -420,7 +431,7 @@ RULES = (
         give(
             "zero.average_in_collective",
             on("ddp_average_in_collective"),
-            given("ddp_average_in_collective"),
+            has_value("ddp_average_in_collective"),
         ),
         give("ddp_average_in_collective", True, on("zero.average_in_collective")),
         effect=EFFECTS["zero.average_in_collective"],

@@ -28,7 +28,7 @@ from bridge.stack.words import (
     either,
     every,
     give,
-    given,
+    has_value,
     look_up,
     no,
     of,
@@ -63,7 +63,7 @@ TENSOR_OVERLAP = convert(
     give(
         "parallel.tensor_overlap",
         every(on("tp_comm_overlap"), on("sequence_parallel")),
-        given("tp_comm_overlap"),
+        has_value("tp_comm_overlap"),
     ),
     give("tp_comm_overlap", True, every(on("parallel.tensor_overlap"), on("parallel.sequence"))),
     effect=Effect.COST,
@@ -91,7 +91,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             write=give(
                 "expert_model_parallel_size",
                 of("parallel.expert"),
-                some(on("model.experts"), no(given("model.layers"))),
+                some(on("model.experts"), no(has_value("model.layers"))),
             ),
             effect=Effect.ROUNDING,
             sees=("model.experts", "model.layers"),
@@ -694,7 +694,7 @@ PARTLY = convert(
     "recompute.kept_microbatches",
     give("recompute.kept_microbatches", of(PARTIAL), _counts),
     effect=Effect.COST,
-    blurs=every(given(PARTIAL), no(_counts)),
+    blurs=every(has_value(PARTIAL), no(_counts)),
     note="Megatron's training script decides how many activations of a microbatch are kept instead of "
     "recomputed; stagebridge translates only runs that keep all activations of such a microbatch",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.stack.rules import EFFECTS, Context, Group, convert, nothing
-from bridge.stack.words import effect_if, give, given, on
+from bridge.stack.words import effect_if, give, has_value, on
 from compat.megatron.rules.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."
@@ -59,7 +59,7 @@ RULES = (
     convert(
         (),
         "optimizer.decay_scope",
-        give("optimizer.decay_scope", "matrices", given("weight_decay")),
+        give("optimizer.decay_scope", "matrices", has_value("weight_decay")),
         nothing,
         effect=effect_if(on("weight_decay"), EFFECTS["optimizer.decay_scope"]),
         sees=("weight_decay",),

@@ -25,7 +25,7 @@ from bridge.stack.rules import (
     rename,
     spare_parameters,
 )
-from bridge.stack.words import above, among, either, give, given, known, no, of, on
+from bridge.stack.words import above, among, either, give, has_field, has_value, no, of, on
 from compat.merak import habits
 from compat.merak.habits import automatic
 from compat.merak.releases import REWRITTEN, ULYSSES
@@ -126,9 +126,11 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             LEVEL,
             "parallel.tensor_overlap",
-            give("parallel.tensor_overlap", above(LEVEL, 0), given(LEVEL)),
+            give("parallel.tensor_overlap", above(LEVEL, 0), has_value(LEVEL)),
             give(
-                LEVEL, either(on("parallel.tensor_overlap"), 1, 0), known("parallel.tensor_overlap")
+                LEVEL,
+                either(on("parallel.tensor_overlap"), 1, 0),
+                has_field("parallel.tensor_overlap"),
             ),
             effect=Effect.COST,
             blurs=above(LEVEL),

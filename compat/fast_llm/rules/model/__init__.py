@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.stack.rules import Group, convert
+from bridge.stack.words import some
 from compat.fast_llm.rules import router_losses
 from compat.fast_llm.rules.model.places import BASE as BASE, layout_of as layout_of
 from compat.fast_llm.rules.model.reading import (
@@ -103,7 +104,7 @@ RULE = convert(
         *(MASTER, SCALE, "precision.compute", "precision.master"),
         *(*router_losses.SEES, *router_losses.SEES_OF_PLAN),
     ),
-    blurs=unsaid,
+    blurs=some(unsaid),
     tells=unread_settings_text,
     lossy="either Fast-LLM's model has no setting with this meaning, or stagebridge does not translate it",
     model=True,
