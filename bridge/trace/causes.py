@@ -77,21 +77,26 @@ LATE = ("moments-not-resumed", "schedule-not-resumed")
 def _find_other_ties(case: Case) -> Found | None:
     """Rule: one of the runs has two names for a parameter where the other has two parameters."""
     first, runs = case.first, _runs_in_order(case)
-    modes = [run.modes(max(first.name.step, 1), (*first.ranks, 0)[0]) for run in runs]
+    step = max(first.name.step, 1)
+    modes = [run.modes(step, (*first.ranks, 0)[0]) for run in runs]
     # With other layouts, ranks hold other parameters.
-    if not all("tied" in one for one in modes) or runs[0].about.get("mesh") != runs[1].about.get(
-        "mesh"
+    if (
+        not all("tied" in one for one in modes)
+        or len({str(run.about.get("mesh")) for run in runs}) > 1
     ):
         return None
     for side, label in enumerate("AB"):
-        alone = [tie for tie in modes[side]["tied"] if tie not in modes[1 - side]["tied"]]
-        # A layer without a part in it computes the same with it and without.
-        if first.name.phase == "forward":
-            alone = [tie for tie in alone if f"{first.name.layer}." in tie]
-        if alone:
-            return f"{label} ties {alone[0]} to one parameter, {'BA'[side]} does not", [
-                f"both logs say which names are one parameter in step {max(first.name.step, 1)}"
-            ]
+        others = [{*tie.split(" and ")} for tie in modes[1 - side]["tied"]]
+        heads = tuple(f"{layer}." for layer in runs[1 - side].layers)
+        for tie in modes[side]["tied"]:
+            names = tie.split(" and ")
+            # A layer without a part in it computes the same with it and without.
+            inside = first.name.phase != "forward" or f"{first.name.layer}." in tie
+            # The other run may have other names for the same parameters.
+            if inside and {*names} not in others and all(name.startswith(heads) for name in names):
+                return f"{label} ties {tie} to one parameter, {'BA'[side]} does not", [
+                    f"both logs say which names are one parameter in step {step}"
+                ]
     return None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from bridge.engine.interface import Backend
 from bridge.errors import BridgeError
+from bridge.plan.equality import plain
 from bridge.plan.plan import Plan
 from bridge.stack.dialect import Config, Written
 from bridge.stack.rules import Effect
@@ -22,6 +23,7 @@ from bridge.translation.translate import Result
 from bridge.verify.size import ABSENT, OFF, Size, change_plan, changes, changes_like, small_model
 
 Side = Literal["source", "target"]
+SCOPE = "optimizer.decay_scope"
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def fit_pair(
         model is not None,
         nearest,
         unread(source),
-        tuple(_unlike(first.values(), second.values())),
+        tuple(_unlike(plain(first.values()), plain(second.values()))),
     )
 
 
@@ -183,7 +185,9 @@ def _unlike(source: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[st
     for path in dict.fromkeys((*source, *(ABSENT if described else ()))):
         value = source.get(path)
         other = target.get(path, ABSENT.get(path, value) if described else value)
-        alike = value == other or (value in OFF and other in OFF)
+        # Without decay, its scope is nothing.
+        idle = path == SCOPE and not source.get("optimizer.weight_decay")
+        alike = value == other or (value in OFF and other in OFF) or idle
         if path.startswith(("model.", "precision.", "optimizer.", "loss")) and not alike:
             yield f"{path}: {value} in the source, {other} in the target"
 

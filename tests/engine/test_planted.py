@@ -126,8 +126,10 @@ def test_what_no_run_shows_is_named_with_both_values(name: str) -> None:
     found = report(flags, to, wrong)
     ((path, value),) = wrong.items()
     assert found.verdict == "in part"
-    (told,) = (line for line in found.lacking if line.startswith("not shown by these runs"))
-    assert f"{path}: " in told and told.endswith(f"{value} in the target")
+    # A field that is set takes others with it, as a balance loss its kind.
+    told = [line for line in found.lacking if line.startswith("not shown by these runs")]
+    assert any(f"{path}: " in line and line.endswith(f"{value} in the target") for line in told)
+    assert len(told) < 4, told
 
 
 @pytest.mark.parametrize(

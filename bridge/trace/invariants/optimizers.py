@@ -168,6 +168,8 @@ class Updated(Check):
         update.
         """
         self.found: list[TraceFinding] = []
+        self.alone: set[str] = set()
+        """Names of weights of one element that the last update did not change."""
         self.steps = 0
 
     def row(self, step: int) -> Tensor:
@@ -277,7 +279,8 @@ class Updated(Check):
     def _check_weights(self, step: int) -> Iterator[TraceFinding]:
         parameters = naming.parameters_by_name(self.source.module)
         groups = self.source.groups_by_parameter(self.source.moving)
-        still, losses, total = [], 0, 0
+        still, losses, total, before = [], 0, 0, self.alone
+        self.alone = set()
         apart = differing_names(self.now, {name: tensor for name, (tensor, _) in self.old.items()})
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(parameters[name])) if name in parameters else None
@@ -297,9 +300,12 @@ class Updated(Check):
             elif not differs.any():
                 # An update shows if it is larger than rounding; those of SGD grow with gradients.
                 rounding = float(old.abs().max()) * torch.finfo(old.dtype).eps
-                largest = 1.0 if "betas" in group else float(gradient.abs().max())
+                largest = self._size_of_update(parameters[name], group, gradient)
                 if _learning_rate(group) * largest > 4 * rounding:
-                    still.append(name)
+                    self.alone |= {name} if old.numel() == 1 else set()
+                    # By chance, weight decay may cancel the update of a single element.
+                    if old.numel() > 1 or name in before:
+                        still.append(name)
         if still:
             everything = len(still) == len(self.old)
             evidence = (
@@ -314,6 +320,23 @@ class Updated(Check):
             )
             yield TraceFinding("updates-lost", step, "", evidence)
         yield from self._large(step, parameters, groups)
+
+    def _size_of_update(
+        self, weight: nn.Parameter, group: Mapping[str, Any], gradient: Tensor
+    ) -> float:
+        """Return about how large the largest update of the sampled elements is, before it is
+        multiplied by the learning rate. Where gradients have become much smaller than they were,
+        those of Adam are far smaller than 1.
+        """
+        if "betas" not in group:
+            return float(gradient.abs().max())
+        moments = self.source.of("moment", weight)
+        if not {"exp_avg", "exp_avg_sq"} <= moments.keys():
+            return 1.0
+        mean, square = (
+            sample_tensor(local_part(moments[name])) for name in ("exp_avg", "exp_avg_sq")
+        )
+        return float((mean.abs() / (square.sqrt() + float(group.get("eps", 0.0)))).max())
 
     def _large(
         self, step: int, parameters: dict[str, nn.Parameter], groups: dict[int, Any]

@@ -38,6 +38,10 @@ class Progress(Check):
         self.roots = Roots()
         self.handles.append(self.roots)
         self.recent = {name: deque[float](maxlen=WINDOW) for name in IDS}
+        self.sizes = dict.fromkeys(IDS, 0.0)
+        """The largest values of the first steps: what a loss has come down to is rounding beside
+        them.
+        """
         self.norm: Tensor | None = None
 
     def row(self, step: int) -> Tensor:
@@ -59,10 +63,12 @@ class Progress(Check):
             recent = self.recent[name]
             if len(recent) == WINDOW and math.isfinite(value):
                 most = max(recent)
-                spread = max(most - min(recent), abs(most) / 2)
+                spread = max(most - min(recent), abs(most) / 2, self.sizes[name] / WINDOW)
                 if value > most + SPREADS * spread:
                     evidence = f"the {name} is {value:.4g}, and was at most {most:.4g} in the {WINDOW} steps before"
                     yield TraceFinding(IDS[name], step, "", evidence)
             # A loss scale that is found by trial makes some gradients infinite.
             if math.isfinite(value):
                 recent.append(value)
+                if step <= WINDOW:
+                    self.sizes[name] = max(self.sizes[name], abs(value))
