@@ -40,8 +40,8 @@ from compat.accelerate.launcher import (
 from compat.accelerate.plugins import CLIPS, Plugins
 from compat.accelerate.recognition import (
     PROGRAMS,
+    SIGNS,
     SWITCH,
-    has_fsdp,
     has_variables,
     is_launch,
     starts_trainer,
@@ -98,6 +98,7 @@ SURPRISING_DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 ASSUMED = "accelerate launch without --config_file reads {} if it is there, which may set everything that no option gives"
 READ = "pass --user-config to read it, or name a file"
 NAME_IT = "name it with --config_file to have it read"
+UNSTARTED = "not given, as nothing here starts the run; 1 is assumed; give the script or accelerate's config as well, or --world-size"
 STRANGE = "accelerate does not know this key, and stops"
 TEXT = "this option takes any text for true, also 'false'; leave it out"
 
@@ -230,13 +231,15 @@ def read_sources(document: Document, question: Question) -> Told:
         _read_variables(question.outside),
         dict(question.trainer),
     )
-    given = Given(environment=variables, starter="torchrun")
-    if has_fsdp(document.data):
+    given, told = Given(environment=variables, starter="torchrun"), tuple[Finding, ...]()
+    if not any(name in document.data for name in SIGNS):  # arguments of the Trainer
         own = {
             str(name): Said(str(name), value, "", document.line(name))
             for name, value in document.data.items()
         }
         trained = {**own, **trained}
+        if question.world is None:
+            told = (Finding("world_size", UNSTARTED, Effect.NUMBERS),)
     else:
         own = read_config(document)
         ranks = Said("--world-size", question.world)
@@ -246,7 +249,7 @@ def read_sources(document: Document, question: Question) -> Told:
         given,
         trainer.sort_arguments(trained, partial(_open_keys, folder)),
         folder,
-        (),
+        told,
         question.world,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files import find, read_text
+from bridge.files import find, find_calls, read_text
 from bridge.stack.training_arguments import TRL
 from compat.deepspeed.trainer import NAMES
 
@@ -155,12 +155,13 @@ MOST_MODULES = 50
 class Program:
     """What the text of a program and of its own modules shows: whether it imports Hugging Face's
     Trainer, and the options of its own argument parser. `opaque` is true if it imports packages
-    that are not read.
+    that are not read. `loops` is true if it makes accelerate's `Accelerator` itself, as the Trainer would.
     """
 
     trainer: bool
     options: frozenset[str]
     opaque: bool = False
+    loops: bool = False
 
 
 def read(name: str, folder: Path | None) -> Program | None:
@@ -188,20 +189,24 @@ def read(name: str, folder: Path | None) -> Program | None:
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
     options = [name for tree in trees for name in _parser_options(tree)]
-    return Program(any(any(_imports_trainer(tree)) for tree in trees), frozenset(options), opaque)
+    loops = bool(find_calls(ast.unparse(tree), ("Accelerator",))) and not any(
+        _imports_trainer(tree)
+    )
+    trainer = not loops and any(any(_imports_trainer(one)) for one in trees)
+    return Program(trainer, frozenset(options), opaque, loops)
 
 
 def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
     """Return whether Hugging Face's Trainer runs a program that is started with `flags`, and, if
     not, why that is assumed.
 
-    The text of the program decides if it can be read. Where packages that are not read may take the
-    flags, or where there is no text, the flags decide: those of TrainingArguments speak for the
-    Trainer, those of another name for the same thing against it.
+    The text of the program decides if it can be read; one that makes an `Accelerator` itself has a loop of its own.
+    Where packages that are not read may take the flags, or where there is no text, the flags decide: those of
+    TrainingArguments speak for the Trainer, those of another name for the same thing against it.
     """
     if program is not None and program.trainer:
         return True, ""
-    if program is not None and (program.options or not program.opaque):
+    if program is not None and (program.loops or program.options or not program.opaque):
         return False, "no import of it there"
     # HfArgumentParser takes each flag with dashes too.
     spellings = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
