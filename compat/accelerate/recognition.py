@@ -66,7 +66,8 @@ def has_fsdp(data: Mapping[Any, Any]) -> bool:
 
 def has_arguments(data: Any) -> bool:
     """Return whether parsed data is arguments of the Trainer, with nothing that shares out the model."""
-    return isinstance(data, Mapping) and "output_dir" in data and not data.get("deepspeed") and not any(name in data for name in SIGNS)  # fmt: skip
+    own = isinstance(data, Mapping) and "output_dir" in data and not data.get("deepspeed")
+    return own and not any(name in data for name in SIGNS)
 
 
 def starts_run(launch: Launch, script: Script) -> bool:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files import find, find_calls, read_text
-from bridge.stack.training_arguments import TRL
-from compat.deepspeed.trainer import NAMES
+from bridge.files import find, read_text
+from bridge.stack.training_arguments import ARGUMENTS, RETIRED, TRL
+
+NAMES = frozenset({*ARGUMENTS, *RETIRED})
+"""The names of all TrainingArguments."""
 
 PACKAGES = ("transformers", "trl")
 FRAMEWORKS = frozenset(
@@ -155,7 +157,7 @@ MOST_MODULES = 50
 class Program:
     """What the text of a program and of its own modules shows: whether it imports Hugging Face's
     Trainer, and the options of its own argument parser. `opaque` is true if it imports packages
-    that are not read. `loops` is true if it makes accelerate's `Accelerator` itself, as the Trainer would.
+    that are not read. `loops` is true if it makes accelerate's `Accelerator` or DeepSpeed's engine itself.
     """
 
     trainer: bool
@@ -189,9 +191,7 @@ def read(name: str, folder: Path | None) -> Program | None:
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
     options = [name for tree in trees for name in _parser_options(tree)]
-    loops = bool(find_calls(ast.unparse(tree), ("Accelerator",))) and not any(
-        _imports_trainer(tree)
-    )
+    loops = _makes_engine(tree) and not any(_imports_trainer(tree))
     trainer = not loops and any(any(_imports_trainer(one)) for one in trees)
     return Program(trainer, frozenset(options), opaque, loops)
 
@@ -200,7 +200,7 @@ def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str
     """Return whether Hugging Face's Trainer runs a program that is started with `flags`, and, if
     not, why that is assumed.
 
-    The text of the program decides if it can be read; one that makes an `Accelerator` itself has a loop of its own.
+    The text of the program decides if it can be read; one that makes an engine itself has a loop of its own.
     Where packages that are not read may take the flags, or where there is no text, the flags decide: those of
     TrainingArguments speak for the Trainer, those of another name for the same thing against it.
     """
@@ -274,6 +274,19 @@ def _imports_trainer(tree: ast.Module) -> Iterator[bool]:
             )
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id in aliases and node.attr.endswith(PARTS)
+
+
+def _makes_engine(tree: ast.Module) -> bool:
+    """Return whether a program makes what the Trainer would make: an `Accelerator`, or an engine by deepspeed.initialize."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(
+        (isinstance(one, ast.Name) and one.id == "Accelerator")
+        or (
+            isinstance(one, ast.Attribute)
+            and ast.unparse(one) in ("accelerate.Accelerator", "deepspeed.initialize")
+        )
+        for one in calls
+    )
 
 
 def _parser_options(tree: ast.Module) -> Iterator[str]:
