@@ -877,3 +877,31 @@ def test_truth_values_are_those_of_the_trainers_parser(told: Any) -> None:
         )
         half = "fp16" if parser.string_to_bool(word) else "bf16"
         assert row(told("run.sh"), "mixed_precision")["value"] == half
+
+
+OWN_LOOP = "from accelerate import Accelerator\nfrom own import parser\na = Accelerator()\n"
+TRAINED = "run.py --output_dir o --per_device_train_batch_size 2"
+
+
+def test_flags_are_the_trainers_only_if_the_program_may_be(told: Any) -> None:
+    Path("run.sh").write_text(f"torchrun --nproc_per_node 2 {TRAINED}\n")
+    assert told("run.sh", code=0)["settings"]
+    Path("run.py").write_text(OWN_LOOP)
+    assert "nothing else shows that the Trainer" in told("run.sh", code=1)["problems"][0]
+    Path("run.sh").write_text(
+        f"accelerate launch --use_deepspeed --mixed_precision bf16 {TRAINED}\n"
+    )
+    assert row(told("run.sh"), "bf16.enabled")["winner"]["setting"] == "--mixed_precision"
+
+
+def test_a_deepspeed_file_that_is_not_known_is_no_run_without_one(told: Any) -> None:
+    Path("run.sh").write_text(f"deepspeed {TRAINED} --deepspeed $FILE\n")
+    assert "--deepspeed: the DeepSpeed file is not known" in told("run.sh", code=1)["problems"][0]
+
+
+def test_arguments_alone_are_a_run_of_unknown_ranks(told: Any) -> None:
+    Path("args.yaml").write_text("output_dir: o\nbf16: true\nlearning_rate: 1.0e-4\n")
+    data = told("args.yaml", code=2)
+    assert row(data, "mixed_precision")["value"] == "bf16"
+    assert [one["path"] for one in data["findings"]] == ["world_size"]
+    assert not told("args.yaml", "--world-size", "4", code=0)["findings"]

@@ -160,7 +160,7 @@ def test_a_value_of_another_kind_is_an_error_with_its_key(
     assert name in err and "expected" in err
 
 
-@pytest.mark.parametrize(("release", "code"), [("0.15.0", 2), ("0.17.1", 1)])
+@pytest.mark.parametrize(("release", "code"), [("0.15.0", 2), ("0.19.8", 1)])
 def test_the_release_of_deepspeed_reaches_the_file(
     capsys: pytest.CaptureFixture[str], release: str, code: int
 ) -> None:

@@ -22,6 +22,7 @@ SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("conda run -n env --no-capture-output python a.py {}", "a.py", None),
     ("pixi run -e x torchrun --nproc-per-node=4 a.py {}", "a.py", 4),
     ("docker run --rm -it --gpus all -v /a:/b.py img python -u a.py {}", "a.py", None),
+    ("python submit.py --gpus 8 -- torchrun --nproc_per_node 2 a.py {}", "a.py", 2),
     ("docker run --rm img bash -lc 'torchrun --nproc_per_node 2 a.py {}'", "a.py", 2),
     ("singularity exec --nv -B /a img.sif python a.py {}", "a.py", None),
     ("ft_launcher --nproc_per_node 8 --nnodes 2 a.py {}", "a.py", 16),

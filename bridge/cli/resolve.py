@@ -88,7 +88,9 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
     if len(runs) == 2 and len(flags) == 1 and all(map(is_part, runs)):
         runs, arguments = flags, [*arguments, *({*runs} - {*flags})]
     # Arguments name the DeepSpeed file where nothing else starts the run.
-    runs = runs or launchers or named
+    alone = arguments[:1] if len(arguments) == 1 else []
+    runs = runs or launchers or named or alone
+    arguments = [name for name in arguments if name not in runs]
     arguments += [name for name in launchers if name not in runs]
     if len(runs) != 1:
         raise BridgeError(
@@ -157,6 +159,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
         # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.
         document, told = start_document(job, document)
     host = registry.find_host(document.data) if job.dialect is None else None
+    if not host and job.dialect is None and registry.name_lookalike(HOST_FILE, document.data):
+        host = registry.find_trainer(document.data)
     # A script that starts a stack with a dialect is the dialect's, whatever starts it.
     script = host and isinstance(document.data, Script)
     if host and not (script and any(registry.recognising(document.data)[0].values())):

@@ -14,7 +14,7 @@ from symtable import symtable
 from typing import TYPE_CHECKING
 
 from bridge.files.printable import clean
-from bridge.files.shown import show_value
+from bridge.files.shown import brief, show_value
 from bridge.report.as_json import all_of
 from bridge.report.row_choice import USUAL, View
 from bridge.report.tables import Grid, Hung, markup_text
@@ -319,7 +319,7 @@ def resolution_text(
     _print_verdict(verdict(told, AS_WRITTEN, WRITTEN), told, console)
     if view.quiet:
         return
-    ranks = f", {run.world_size} ranks" if run.world_size else ""
+    ranks = f", {_number(run.world_size, 'rank')}" if run.world_size else ""
     _print_heading(f"{escape(file)}: {run.title}{ranks}", console)
     found = run.resolution
     _causes(told, console, view)
@@ -352,11 +352,12 @@ def _said(said: Said, file: str) -> str:
 
 
 def _plain_value(value: object) -> str:
-    return value if isinstance(value, str) and value else show_value(value)
+    return brief(value if isinstance(value, str) and value else show_value(value))
 
 
 def _place_of(said: Said, file: str) -> str:
-    return replace(said, source=said.source or file).place
+    # The headline has the folder of the run's own file.
+    return replace(said, source=said.source or Path(file).name).place
 
 
 def one_of_many(file: str, findings: Sequence[Finding], console: Console, view: View) -> None:

@@ -106,6 +106,14 @@ def find_host(data: Any) -> Any:
     return next((import_module(f"{PACKAGE}.{name}.host") for name in runs), None)
 
 
+def find_trainer(data: Any) -> Any:
+    """Return the module of the host that runs arguments of Hugging Face's Trainer which nothing else starts; None if parsed
+    `data` is none.
+    """
+    runs = (name for name in HOSTS if import_attribute(name, ".recognition", "has_arguments")(data))
+    return next((import_module(f"{PACKAGE}.{name}.host") for name in runs), None)
+
+
 def find_front_end(data: Any) -> Any:
     """Return the module of the front end whose own config, or script, parsed `data` is; None if it is none."""
     modules = (import_module(f"{PACKAGE}.{name}.front_end") for name in FRONT_ENDS)

@@ -16,6 +16,7 @@ from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.files import Document, Launch, Script, find, folder_of, load, load_script, parse
 from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
+from bridge.stack import trainer_detection
 from bridge.stack.findings import Finding, Origin, unknown
 from bridge.stack.program_source import PRECISION_WINS, VARIABLE_WINS, Told as Called, read_call
 from bridge.stack.releases import Releases
@@ -40,8 +41,8 @@ from compat.accelerate.launcher import (
 from compat.accelerate.plugins import CLIPS, Plugins
 from compat.accelerate.recognition import (
     PROGRAMS,
+    SIGNS,
     SWITCH,
-    has_fsdp,
     has_variables,
     is_launch,
     starts_trainer,
@@ -98,6 +99,13 @@ SURPRISING_DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 ASSUMED = "accelerate launch without --config_file reads {} if it is there, which may set everything that no option gives"
 READ = "pass --user-config to read it, or name a file"
 NAME_IT = "name it with --config_file to have it read"
+UNSTARTED = (
+    "not given, as nothing here starts the run; 1 is assumed; give the script or accelerate's config as well, or"
+    " --world-size"
+)
+COUNTING = ("deepspeed", "srun", "mpirun", "mpiexec")
+"""Launchers whose number of processes may follow from the machine or the job."""
+UNCOUNTED = "the launch does not say how many processes it starts; 1 is assumed; give --world-size"
 STRANGE = "accelerate does not know this key, and stops"
 TEXT = "this option takes any text for true, also 'false'; leave it out"
 
@@ -230,13 +238,15 @@ def read_sources(document: Document, question: Question) -> Told:
         _read_variables(question.outside),
         dict(question.trainer),
     )
-    given = Given(environment=variables, starter="torchrun")
-    if has_fsdp(document.data):
+    given, told = Given(environment=variables, starter="torchrun"), tuple[Finding, ...]()
+    if not any(name in document.data for name in SIGNS):  # arguments of the Trainer
         own = {
             str(name): Said(str(name), value, "", document.line(name))
             for name, value in document.data.items()
         }
         trained = {**own, **trained}
+        if question.world is None:
+            told = (Finding("world_size", UNSTARTED, Effect.NUMBERS),)
     else:
         own = read_config(document)
         ranks = Said("--world-size", question.world)
@@ -246,7 +256,7 @@ def read_sources(document: Document, question: Question) -> Told:
         given,
         trainer.sort_arguments(trained, partial(_open_keys, folder)),
         folder,
-        (),
+        told,
         question.world,
     )
 
@@ -347,6 +357,8 @@ def _read_script(document: Document, question: Question) -> Told:
         "accelerate launch, arguments of the Trainer or variables of accelerate",
     )
     folder = folder_of(script.name)
+    if not is_launch(launch):
+        _check_trainer(launch, folder)
     arguments, said_of_class = trainer.read_arguments(
         launch, partial(_open_keys, folder, launch=launch), question.trainer, folder
     )
@@ -363,12 +375,15 @@ def _read_script(document: Document, question: Question) -> Told:
     if not is_launch(launch):
         starter = "torchrun" if launch.ranks or launch.launcher else "python"
         call = Called() if starts_trainer(launch) else read_call(launch, folder)
+        world = launch.ranks or question.world
+        counts = any(spell_pieces(word).rpartition("/")[2] in COUNTING for word in launch.launcher)
+        assumed = Finding("world_size", UNCOUNTED, Effect.NUMBERS, origin=Origin(launch.line))
         return Told(
             Given(environment=variables, starter=starter),
             arguments,
             folder,
-            (*said_of_class, *call.findings),
-            launch.ranks,
+            (*said_of_class, *call.findings, *([assumed] if counts and not world else ())),
+            world,
             call.values,
         )
     first = next(
@@ -408,6 +423,26 @@ def _read_script(document: Document, question: Question) -> Told:
     return Told(
         given, arguments, folder, (*findings, *said_of_class, *call.findings), program=call.values
     )
+
+
+def _check_trainer(launch: Launch, folder: Path | None) -> None:
+    """Raise `ConfigError` unless the Trainer, with no DeepSpeed file, runs the program of a launch that its flags show."""
+    if not starts_trainer(launch):
+        return
+    flags = {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
+    by_trainer, why = trainer_detection.evidence(
+        trainer_detection.read(launch.program, folder), flags
+    )
+    if not by_trainer:
+        raise ConfigError(
+            f"line {launch.line}: {launch.program}: its flags are the Trainer's, and nothing else shows that the Trainer runs it:"
+            f" {why}; stagebridge does not read its own loop"
+        )
+    if f"--{trainer.DEEPSPEED}" in flags:
+        raise ConfigError(
+            f"line {launch.line}: --{trainer.DEEPSPEED}: the DeepSpeed file is not known; pass what names it with --env, or its"
+            " path with --with deepspeed=FILE"
+        )
 
 
 def _boolean_words(

@@ -64,6 +64,12 @@ def has_fsdp(data: Mapping[Any, Any]) -> bool:
     )
 
 
+def has_arguments(data: Any) -> bool:
+    """Return whether parsed data is arguments of the Trainer, with nothing that shares out the model."""
+    own = isinstance(data, Mapping) and "output_dir" in data and not data.get("deepspeed")
+    return own and not any(name in data for name in SIGNS)
+
+
 def starts_run(launch: Launch, script: Script) -> bool:
     """Return whether accelerate sets a run up: it starts it, or its program is the Trainer or has variables of accelerate."""
     return is_launch(launch) or starts_trainer(launch) or has_variables(launch, script)

@@ -16,6 +16,7 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, parse,
 from bridge.files.shown import brief
 from bridge.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.shell.word_pieces import NOWHERE, Text
+from bridge.stack import trainer_detection
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.program_source import (
     CALL_WINS,
@@ -26,7 +27,7 @@ from bridge.stack.program_source import (
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
 from bridge.stack.training_arguments import QUIET, read_word
-from compat.deepspeed import accelerated, trainer_detection
+from compat.deepspeed import accelerated
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
 
 PROGRAM = "train.py"

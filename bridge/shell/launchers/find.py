@@ -160,8 +160,24 @@ class Walk:
             at += 2 if text in PYTHON_VALUES else 1
         if at < len(self.words) and self.words[at].text != "-":
             self.links.append(Link("python", start, at))
+            if (behind := self._submitted(at)) is not None:
+                return behind
             self._end("program", self._script(at))
         return None
+
+    def _submitted(self, at: int) -> int | None:
+        """Return the index of the launcher that a script at `at` gets as a command, as in `submit.py ... -- torchrun ...`: it
+        starts that elsewhere. None if it gets none.
+        """
+        places = range(at + 1, len(self.words) - 1)
+        return next(
+            (
+                place + 1
+                for place in places
+                if self.words[place].text == "--" and self.words[place + 1].name in LAUNCHERS
+            ),
+            None,
+        )
 
     def _module(self, start: int, at: int) -> int | None:
         """Read `python -m NAME`, which is a launcher or a training program."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from bridge.errors import BridgeError
 from bridge.files import find, read_text
-from bridge.stack.training_arguments import TRL
-from compat.deepspeed.trainer import NAMES
+from bridge.stack.training_arguments import ARGUMENTS, RETIRED, TRL
+
+NAMES = frozenset({*ARGUMENTS, *RETIRED})
+"""The names of all TrainingArguments."""
 
 PACKAGES = ("transformers", "trl")
 FRAMEWORKS = frozenset(
@@ -155,12 +157,13 @@ MOST_MODULES = 50
 class Program:
     """What the text of a program and of its own modules shows: whether it imports Hugging Face's
     Trainer, and the options of its own argument parser. `opaque` is true if it imports packages
-    that are not read.
+    that are not read. `loops` is true if it makes accelerate's `Accelerator` or DeepSpeed's engine itself.
     """
 
     trainer: bool
     options: frozenset[str]
     opaque: bool = False
+    loops: bool = False
 
 
 def read(name: str, folder: Path | None) -> Program | None:
@@ -188,20 +191,22 @@ def read(name: str, folder: Path | None) -> Program | None:
                 waiting += [(at, more)] if more else []
                 trees += [more] if more else []
     options = [name for tree in trees for name in _parser_options(tree)]
-    return Program(any(any(_imports_trainer(tree)) for tree in trees), frozenset(options), opaque)
+    loops = _makes_engine(tree) and not any(_imports_trainer(tree))
+    trainer = not loops and any(any(_imports_trainer(one)) for one in trees)
+    return Program(trainer, frozenset(options), opaque, loops)
 
 
 def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
     """Return whether Hugging Face's Trainer runs a program that is started with `flags`, and, if
     not, why that is assumed.
 
-    The text of the program decides if it can be read. Where packages that are not read may take the
-    flags, or where there is no text, the flags decide: those of TrainingArguments speak for the
-    Trainer, those of another name for the same thing against it.
+    The text of the program decides if it can be read; one that makes an engine itself has a loop of its own.
+    Where packages that are not read may take the flags, or where there is no text, the flags decide: those of
+    TrainingArguments speak for the Trainer, those of another name for the same thing against it.
     """
     if program is not None and program.trainer:
         return True, ""
-    if program is not None and (program.options or not program.opaque):
+    if program is not None and (program.loops or program.options or not program.opaque):
         return False, "no import of it there"
     # HfArgumentParser takes each flag with dashes too.
     spellings = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
@@ -269,6 +274,19 @@ def _imports_trainer(tree: ast.Module) -> Iterator[bool]:
             )
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id in aliases and node.attr.endswith(PARTS)
+
+
+def _makes_engine(tree: ast.Module) -> bool:
+    """Return whether a program makes what the Trainer would make: an `Accelerator`, or an engine by deepspeed.initialize."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(
+        (isinstance(one, ast.Name) and one.id == "Accelerator")
+        or (
+            isinstance(one, ast.Attribute)
+            and ast.unparse(one) in ("accelerate.Accelerator", "deepspeed.initialize")
+        )
+        for one in calls
+    )
 
 
 def _parser_options(tree: ast.Module) -> Iterator[str]:
