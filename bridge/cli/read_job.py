@@ -47,9 +47,10 @@ def read_job(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     source = document_of(job)
     document, told = start_document(job, source)
-    alone = document is not source and not registry.find_front_end(source.data)
+    front_end = registry.find_front_end(source.data)
+    alone = document is not source and not front_end
     # A launch leaves the sizes of the batch to its program.
-    job = replace(job, open_auto=True) if alone and not job.auto else job
+    job = replace(job, open_auto=True) if (alone or front_end) and not job.auto else job
     dialect = dialect_of(job, document)
     version, said = release_of(job, dialect, job.version or registry.find_release(source.data))
     config = read_as(job, dialect, document, version)
