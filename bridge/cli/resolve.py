@@ -156,7 +156,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     if user_config and isinstance(document.data, Script):
         document = registry.name_user_config(document)
     trained, told = job.settings_of_options.get("trainer", {}), tuple[Finding, ...]()
-    starts = isinstance(document.data, Script) or registry.find_front_end(document.data)
+    front_end = registry.find_front_end(document.data)
+    starts = isinstance(document.data, Script) or front_end
     if job.launchers or trained or starts:
         # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.
         document, told = start_document(job, document)
@@ -170,7 +171,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
             facts, job.outside, user_config, getattr(trained, "places", {}), job.world_size, release
         )
         found: ResolvedRun = host.resolve(document, question)
-        return replace(found, findings=(*said, *found.findings))
+        own = told if front_end else ()
+        return replace(found, findings=(*said, *own, *found.findings))
     config, stops = _read_config(job, document)
     title = as_text.name(config)
     told = (*told, *(stops or as_json.all_of(config)))

@@ -285,7 +285,13 @@ class Run:
         if expected := _misfit(name, value, usual):
             self.refuse(said.setting.lstrip("-"), f"found {show_value(value)}; expected {expected}")
             return
-        text = (Text(spell(value), NOWHERE, True, plain=False),)
+        # A list of words for FSDP is the same as one text of them.
+        shown = (
+            " ".join(map(str, value))
+            if name == "fsdp" and isinstance(value, list)
+            else spell(value)
+        )
+        text = (Text(shown, NOWHERE, True, plain=False),)
         for word in ((Text(f"--{name}", NOWHERE),), value if isinstance(value, tuple) else text):
             self.words.append((word, said))
 
@@ -306,7 +312,13 @@ class Run:
                 continue
             if own == "deepspeed" and isinstance(said.value, Mapping):
                 self.set("deepspeed", INSIDE, said)
-            else:
+            elif own == "warmup_ratio" and _is_share(said.value):
+                if self.value("warmup_steps"):
+                    self.remark(said, "warmup_steps is read instead", Effect.NUMBERS, given=True)
+                else:
+                    # The same share as newer releases of transformers have it.
+                    self.set("warmup_steps", said.value, said)
+            elif own != "warmup_steps" or said.value or "warmup_ratio" not in self.said:
                 self.pass_on(own, said)
 
     def start(
@@ -351,6 +363,10 @@ def spell(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, Mapping | list) else str(value)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _misfit(name: str, value: Any, usual: Any) -> str:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bridge.errors import ConfigError
 from bridge.files import Document, Launch, Script
 from bridge.stack.findings import Finding
 from bridge.stack.front_end import FILES, Given, Run, Table, read_file, read_launch
@@ -37,6 +38,10 @@ TELLING = frozenset(
 )
 """Settings by which a file, or the words of a program, are LLaMA-Factory's."""
 MEGATRON = ("USE_MCA", "USE_MEGATRON_BRIDGE")
+PARALLEL = frozenset(
+    {"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"}
+)
+"""Settings of the classes that take the place of the Trainer's then."""
 SWITCHED = ("1", "true", "y")
 """What LLaMA-Factory takes for a set variable (extras/misc.py: is_env_enabled)."""
 ADAPTERS = (
@@ -104,6 +109,10 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
         given = Given(read_file(document))
     run = Run(table(), document, given, world_size)
     run.world = world_size or _count_ranks(run)
+    if PARALLEL & run.said.keys():
+        name = min(PARALLEL & run.said.keys())
+        run.refuse(name, THROUGH_MEGATRON.format(" or ".join(MEGATRON)))
+        ConfigError.raise_if(run.problems)
     run.check_names(run.variables.get("ALLOW_EXTRA_ARGS", "").lower() not in SWITCHED)
     run.check_refusals()
     for variable in MEGATRON:

@@ -27,8 +27,8 @@ CLASSES = {
 }  # fmt: skip
 """The classes that the front end fills, whose bases are read too."""
 INHERITED = {"Seq2SeqTrainingArguments": {"sortish_sampler": False, "predict_with_generate": False, "generation_max_length": None,
-             "generation_num_beams": None, "generation_config": None}}  # fmt: skip
-"""Fields of classes of transformers that are no TrainingArguments (training_args_seq2seq.py)."""
+             "generation_num_beams": None, "generation_config": None, "kt_config": None}}  # fmt: skip
+"""Fields of classes of transformers that are no TrainingArguments (training_args_seq2seq.py; in transformers-kt, kt_config)."""
 
 
 def read_settings(name: str, tree: Path) -> dict[str, Any]:
