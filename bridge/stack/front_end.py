@@ -24,6 +24,8 @@ from bridge.stack.sources import DEFAULT, Said
 from bridge.stack.training_arguments import ARGUMENTS, RETIRED, SHARES
 
 FILES = (".yaml", ".yml", ".json")
+SWITCHES = ("include_num_input_tokens_seen",)
+"""TrainingArguments whose default is a name and that take true and false too."""
 INSIDE = "ds_config.json"
 """The name of a DeepSpeed file whose content a front end's own file has."""
 INPUT = "names an input of the run, which no config of a stack holds"
@@ -39,7 +41,8 @@ class Table:
     `effects` has patterns of names by their effect, or `input`; what fits none changes numbers. `needs` has the
     setting and the values without which nothing reads those of a pattern. `passed` are the names of TrainingArguments
     by those that the front end has for them. `refusals` are what stops it: a setting, when, and a sentence; of the
-    conditions all hold: a setting (with `!` before it, not) in a list of values, `set` or `unset`.
+    conditions all hold: a setting (with `!` before it, not) in a list of values, `set` or `unset`; `ranks` is set for
+    several.
     """
 
     title: str
@@ -248,7 +251,7 @@ class Run:
         said = self.said.get(name.removeprefix("!"))
         if said and isinstance(said.value, tuple):
             return False  # a word of unknown value
-        value = self.value(name.removeprefix("!"))
+        value = (self.world or 1) > 1 if name == "ranks" else self.value(name.removeprefix("!"))
         if isinstance(expected, str):
             return bool(value) == (expected == "set")
         return (value in expected) != name.startswith("!")
@@ -380,6 +383,6 @@ def _misfit(name: str, value: Any, usual: Any) -> str:
         kinds = (int,) if whole else (int, float)
         fits = isinstance(value, kinds) and not isinstance(value, bool)
         return "" if fits else f"a {'whole ' * whole}number, without quotes"
-    if isinstance(usual, str) and isinstance(value, bool):
+    if isinstance(usual, str) and isinstance(value, bool) and name not in SWITCHES:
         return 'a name; YAML reads no, off, yes and on as switches, so write "no"'
     return ""

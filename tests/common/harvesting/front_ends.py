@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import compat
 
 PLACES = {
-    "llama_factory": ("src/llamafactory/hparams", "src/llmtuner/hparams"),
+    "llama_factory": ("src/llamafactory/hparams", "src/llamafactory/extras"),
     "axolotl": ("src/axolotl/utils/schemas", "src/axolotl/integrations"),
 }
 CLASSES = {
@@ -38,6 +39,7 @@ def read_settings(name: str, tree: Path) -> dict[str, Any]:
         for path in sorted((tree / place).rglob("*.py")):
             nodes = ast.walk(ast.parse(path.read_text("utf-8")))
             classes |= {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    ENUMS.update(_read_enums(classes.values()))
     found: dict[str, Any] = {}
     waiting = [*CLASSES[name]]
     plugins = [one for one in classes if name == "axolotl" and one.endswith("Args")]
@@ -85,9 +87,20 @@ def _default(value: ast.expr | None, before: Any) -> Any:
         return _enum(ast.unparse(value))
 
 
+ENUMS: dict[str, Any] = {}
+"""The values of members of enumerations, by `Class.MEMBER`."""
+
+
+def _read_enums(classes: Iterable[ast.ClassDef]) -> Iterator[tuple[str, Any]]:
+    for node in classes:
+        if any(ast.unparse(base).endswith("Enum") for base in node.bases):
+            for one in node.body:
+                if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
+                    yield f"{node.name}.{ast.unparse(one.targets[0])}", one.value.value
+
+
 def _enum(text: str) -> Any:
-    """Return the value of an enum's member, whose name is its value in capitals."""
-    return text.rpartition(".")[2].lower() if text.count(".") == 1 and text[:1].isupper() else None
+    return ENUMS.get(text)
 
 
 def main(name: str, *trees: str) -> None:
