@@ -76,10 +76,10 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
     named = list[str]()
     for name in names:
         data = _data_of(name)
-        if isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
-            model = Path(name)
-        elif registry.find_front_end(data):
+        if registry.find_front_end(data):
             launchers.append(name)
+        elif isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
+            model = Path(name)
         elif (
             isinstance(data, Mapping)
             and not registry.find_host(data)

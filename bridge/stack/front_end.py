@@ -42,7 +42,7 @@ class Table:
     setting and the values without which nothing reads those of a pattern. `passed` are the names of TrainingArguments
     by those that the front end has for them. `refusals` are what stops it: a setting, when, and a sentence; of the
     conditions all hold: a setting (with `!` before it, not) in a list of values, `set` or `unset`; `ranks` is set for
-    several.
+    several. With `inherits`, TrainingArguments are settings too, and a name of none stops the run.
     """
 
     title: str
@@ -53,6 +53,7 @@ class Table:
     needs: Mapping[str, list[Any]] = field(default_factory=dict)
     passed: Mapping[str, str] = field(default_factory=dict)
     refusals: tuple[tuple[str, Mapping[str, Any], str], ...] = ()
+    inherits: bool = False
 
     @classmethod
     def load(cls, place: str) -> Table:
@@ -63,6 +64,11 @@ class Table:
     def source(self) -> str:
         """The name of the source of its defaults."""
         return f"{self.title} {self.release}{DEFAULT}"
+
+    def name_argument(self, name: str) -> str:
+        """Return the TrainingArgument that a setting is; empty for one of the front end's own."""
+        is_argument = self.inherits and name not in self.defaults and name in {*ARGUMENTS, *RETIRED}
+        return self.passed.get(name, name if is_argument else "")
 
     def effect_of(self, name: str) -> str:
         """Return the effect of a setting, or `input`; empty where nothing is known."""
@@ -225,20 +231,22 @@ class Run:
 
     def leave(self, said: Said, message: str) -> None:
         """Add a finding on what is said and not read."""
-        shown = brief(spell(said.value))
-        self.found.append(unknown(said.setting, message, shown, self.locate(said)))
+        shown, place = brief(spell(said.value)), self.locate(said)
+        self.found.append(unknown(said.setting, message, shown, place, end="; left out"))
 
     def check_names(self, is_closed: bool = True) -> None:
-        """Refuse settings that the front end does not have; leave them out where it is not closed to them."""
-        known = {*self.table.defaults, *self.table.gone, *self.table.passed, *ARGUMENTS, *RETIRED}
+        """Refuse settings that the front end does not have; those that it ignores are findings."""
+        table = self.table
+        known = {*table.defaults, *table.gone, *table.passed}
+        known |= {*ARGUMENTS, *RETIRED} if table.inherits else set()
         for name, said in [*self.said.items()]:
             if name in known:
                 continue
-            message = f"{self.table.title} has no such setting{nearest(name, known)}"
-            if is_closed:
-                self.refuse(name, f"{message}, and stops at it")
+            message = f"{table.title} has no such setting"
+            if table.inherits and is_closed:
+                self.refuse(name, f"{message}, and stops at it{nearest(name, known)}")
             else:
-                self.leave(said, message)
+                self.leave(said, f"{message}, and ignores it{nearest(name, known)}")
             del self.said[name]
 
     def check_refusals(self) -> None:
@@ -259,8 +267,7 @@ class Run:
     def report_own(self, read: Iterable[str] = ()) -> None:
         """Add a finding for each of the front end's own settings that is not its default, but for those in `read`."""
         for name, said in self.said.items():
-            own = name in self.table.defaults or name in self.table.gone
-            if not own or name in read or said.value is None:
+            if self.table.name_argument(name) or name in read or said.value is None:
                 continue
             if not isinstance(said.value, tuple) and said.value == self.table.defaults.get(name):
                 continue
@@ -306,12 +313,8 @@ class Run:
     def pass_arguments(self, but: Iterable[str] = ()) -> None:
         """Give the Trainer all its arguments that are said, but for those of the names `but`."""
         for name, said in self.said.items():
-            own = self.table.passed.get(name, name)
-            if (
-                own in but
-                or not (own in ARGUMENTS or own in RETIRED)
-                or name in self.table.defaults
-            ):
+            own = self.table.name_argument(name)
+            if not own or name in but:
                 continue
             if own == "deepspeed" and isinstance(said.value, Mapping):
                 self.set("deepspeed", INSIDE, said)
