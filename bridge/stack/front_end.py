@@ -41,7 +41,8 @@ class Table:
     `effects` has patterns of names by their effect, or `input`; what fits none changes numbers. `needs` has the
     setting and the values without which nothing reads those of a pattern. `passed` are the names of TrainingArguments
     by those that the front end has for them. `refusals` are what stops it: a setting, when, and a sentence; of the
-    conditions all hold: a setting (with `!` before it, not) in a list of values, `set` or `unset`; `ranks` is set for
+    conditions all hold: a setting (with `!` before it, not) in a list of values, `set` or `unset`,
+    or `given` or `absent`, whatever the default; `ranks` is set for
     several. With `inherits`, TrainingArguments are settings too, and a name of none stops the run.
     """
 
@@ -260,6 +261,8 @@ class Run:
         if said and isinstance(said.value, tuple):
             return False  # a word of unknown value
         value = (self.world or 1) > 1 if name == "ranks" else self.value(name.removeprefix("!"))
+        if expected in ("given", "absent"):
+            return bool(said and said.value) == (expected == "given")
         if isinstance(expected, str):
             return bool(value) == (expected == "set")
         return (value in expected) != name.startswith("!")

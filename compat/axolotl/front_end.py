@@ -108,7 +108,8 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
         read = read_launch(document, own, int(by_command))
         world_size = world_size or _count_ranks([*before, *behind])
         kind = str(read.said["launcher"].value) if "launcher" in read.said else "accelerate"
-        launcher = (*STARTERS.get(kind, STARTERS["torchrun"]), *behind) if by_command and behind else launcher if by_command else ()  # fmt: skip
+        starter = STARTERS.get(kind, launcher)
+        launcher = () if not by_command else (*starter, *behind) if behind else launcher
         said = {
             name.replace(".", "__"): one for name, one in read.said.items() if name not in OPTIONS
         }
@@ -124,14 +125,19 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     _set_fsdp(run)
     run.pass_arguments(HANDLED)
     for name, (setting, usual) in USUAL.items():
-        if run.said.get(setting) is None:
+        if setting not in run.said or run.said[setting].value is None:
             run.set(name, usual)
     run.set("average_tokens_across_devices", False)
     run.tell("average_tokens_across_devices", RANK_MEAN, Effect.NONE)
     _report_training(run)
     started, found = run.start("axolotl", launcher)
     variables = dict(_find_variables(run))
-    script = started.data.change(lambda one: replace(one, environment={**one.environment, **variables}) if one.program == "axolotl" and one.sources else one)  # fmt: skip
+
+    def add_variables(one: Launch) -> Launch:
+        is_own = one.program == "axolotl" and bool(one.sources)
+        return replace(one, environment={**one.environment, **variables}) if is_own else one
+
+    script = started.data.change(add_variables)
     return replace(started, data=script), found
 
 
@@ -140,8 +146,8 @@ STARTERS: Mapping[str, tuple[str, ...]] = {
     "torchrun": ("torchrun",),
     "python": (),
 }
-HANDLED = ("bf16", "fp16", "tf32", "warmup_steps", "warmup_ratio", "lr_scheduler", "fsdp", "fsdp_config", "gradient_checkpointing",
-           "gradient_checkpointing_kwargs")  # fmt: skip
+HANDLED = ("bf16", "fp16", "tf32", "warmup_steps", "warmup_ratio", "lr_scheduler", "fsdp", "fsdp_config",
+           "gradient_checkpointing", "gradient_checkpointing_kwargs")  # fmt: skip
 USUAL: Mapping[str, tuple[str, Any]] = {
     "output_dir": ("output_dir", "./model-out"),
     "per_device_train_batch_size": ("micro_batch_size", 1),
@@ -233,10 +239,11 @@ def _set_fsdp(run: Run) -> None:
     """Give the Trainer FSDP and checkpoints of activations (_set_base_training_args, _configure_gradient_checkpointing)."""
     switch, config = run.said.get("fsdp"), run.said.get("fsdp_config")
     keys = _keys_of_fsdp(run)
-    if config and config.value or switch and switch.value:
-        own = switch if switch and switch.value else config
-        run.set("fsdp", switch.value if switch and switch.value else True, own)
-        run.set("fsdp_config", {name: value for name, value in keys.items() if name not in BY_VARIABLE}, config or switch)  # fmt: skip
+    own = next((one for one in (switch, config) if one and one.value), None)
+    if own:
+        run.set("fsdp", own.value if own is switch else True, own)
+        passed = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
+        run.set("fsdp_config", passed, config or own)
     saves = run.said.get("gradient_checkpointing")
     if saves and saves.value is not None and not run.value("activation_offloading"):
         run.set("gradient_checkpointing", bool(saves.value), saves)

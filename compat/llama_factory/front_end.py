@@ -121,7 +121,7 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     _report_training(run)
     run.pass_arguments()
     for name in ("output_dir", "per_device_train_batch_size"):
-        if name not in run.said:
+        if name not in run.said or run.said[name].value is None:
             run.set(name, ARGUMENTS[name] or "trainer_output")
     checkpoints = not run.value("disable_gradient_checkpointing")
     if checkpoints and run.said.get("gradient_checkpointing") is None:

@@ -59,8 +59,16 @@ def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
             key = one.target.id
             if not key.startswith("_") and not _is_inside(one):
-                found[key] = _default(one.value, found.get(key))
+                found |= dict.fromkeys((key, *_aliases(one)), _default(one.value, found.get(key)))
     return found
+
+
+def _aliases(node: ast.AnnAssign) -> Iterator[str]:
+    """Yield further names of a field."""
+    for one in node.value.keywords if isinstance(node.value, ast.Call) else ():
+        if one.arg in ("alias", "validation_alias"):
+            texts = (part for part in ast.walk(one.value) if isinstance(part, ast.Constant))
+            yield from (part.value for part in texts if isinstance(part.value, str))
 
 
 def _is_inside(node: ast.AnnAssign) -> bool:
