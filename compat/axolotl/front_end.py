@@ -21,7 +21,6 @@ from bridge.stack.rules import Effect
 from bridge.stack.training_arguments import ARGUMENTS
 
 RELEASE = None
-MODULES = ("axolotl.cli.train", "axolotl.cli")
 NEEDED = (
     "micro_batch_size",
     "sequence_len",
@@ -69,8 +68,8 @@ WARMUP = "not given: axolotl warms up for 3 % of the steps, and for {} at most"
 MOST_WARMUP = 100
 FLOORS = "axolotl rounds this share of the steps down where it knows their number, the Trainer up: one step of warm-up less"
 ALTERNATE = "axolotl puts a schedule of its own in place of the Trainer's cosine, which {}"
-FULL = "the model is loaded in bf16 and trained without autocast and without weights in float32, which {}"
 UNREAD = "stagebridge does not read"
+OFFLOADS = "axolotl saves activations on the host then, and recomputes none by the Trainer"
 AUTO = "auto: read as true, as on GPUs with bf16"
 RANK_MEAN = "axolotl sets it to false: each rank takes the mean over its own tokens"
 WITH_TRL = "axolotl trains by a class of trl then, with a loss that stagebridge does not read"
@@ -103,7 +102,7 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     if isinstance(document.data, Script):
         launch = document.data.launch(_is_launch, "axolotl train")
         by_command = Path(launch.program).name == "axolotl"
-        before, _, behind = _cut(launch.texts)
+        before, behind = _cut(launch.texts)
         own = replace(launch, words=launch.words[: len(before)], lines=launch.lines[: len(before)])
         read = read_launch(document, own, int(by_command))
         world_size = world_size or _count_ranks([*before, *behind])
@@ -141,11 +140,7 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     return replace(started, data=script), found
 
 
-STARTERS: Mapping[str, tuple[str, ...]] = {
-    "accelerate": ("accelerate", "launch"),
-    "torchrun": ("torchrun",),
-    "python": (),
-}
+STARTERS = {"accelerate": ("accelerate", "launch"), "torchrun": ("torchrun",), "python": ()}
 HANDLED = ("bf16", "fp16", "tf32", "warmup_steps", "warmup_ratio", "lr_scheduler", "fsdp", "fsdp_config",
            "gradient_checkpointing", "gradient_checkpointing_kwargs")  # fmt: skip
 USUAL: Mapping[str, tuple[str, Any]] = {
@@ -156,14 +151,15 @@ USUAL: Mapping[str, tuple[str, Any]] = {
     "optim": ("optimizer", "adamw_torch_fused"),
     "weight_decay": ("weight_decay", 0.0),
     "seed": ("seed", 42),
+    "save_total_limit": ("save_total_limit", 4),
 }
 """Arguments that axolotl always gives the Trainer: the setting, and its default."""
 
 
-def _cut(texts: list[str]) -> tuple[list[str], str, list[str]]:
+def _cut(texts: list[str]) -> tuple[list[str], list[str]]:
     """Return the words before `--`, and those behind it, which are the launcher's."""
     at = texts.index("--") if "--" in texts else len(texts)
-    return texts[:at], "--", texts[at + 1 :]
+    return texts[:at], texts[at + 1 :]
 
 
 def _count_ranks(words: list[str]) -> int | None:
@@ -177,6 +173,9 @@ def _rewrite(run: Run) -> None:
         usual = ARGUMENTS.get(table().passed.get(name, ""))
         if isinstance(said.value, str) and isinstance(usual, int | float):
             run.said[name] = replace(said, value=scalar(said.value))
+        if name == "optim_args" and isinstance(said.value, Mapping):
+            pairs = ",".join(f"{key}={value}" for key, value in said.value.items())
+            run.said[name] = replace(said, value=pairs)
     size, micro = run.said.get("batch_size"), run.value("micro_batch_size") or 1
     if size and isinstance(size.value, int) and "gradient_accumulation_steps" not in run.said:
         run.said["gradient_accumulation_steps"] = replace(size, value=max(size.value // micro, 1))
@@ -189,9 +188,7 @@ def _set_precision(run: Run) -> None:
     if value == "auto":
         value = not run.value("fp16")
         run.tell("bf16", AUTO, Effect.NONE)
-    if value == "full":
-        run.tell("bf16", FULL.format(UNREAD))
-    elif value or (other and other.value):
+    if value or (other and other.value):
         run.set("bf16", True, half or other)
     elif run.value("fp16"):
         run.set("fp16", True, run.said.get("fp16"))
@@ -245,8 +242,10 @@ def _set_fsdp(run: Run) -> None:
         passed = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
         run.set("fsdp_config", passed, config or own)
     saves = run.said.get("gradient_checkpointing")
-    if saves and saves.value is not None and not run.value("activation_offloading"):
-        run.set("gradient_checkpointing", bool(saves.value), saves)
+    if saves and isinstance(saves.value, str):
+        run.tell("gradient_checkpointing", OFFLOADS, Effect.COST)
+    elif saves and saves.value is not None and not run.value("activation_offloading"):
+        run.set("gradient_checkpointing", saves.value, saves)
 
 
 def _keys_of_fsdp(run: Run) -> dict[str, Any]:
