@@ -42,7 +42,7 @@ class Table:
     setting and the values without which nothing reads those of a pattern. `passed` are the names of TrainingArguments
     by those that the front end has for them. `refusals` are what stops it: a setting, when, and a sentence; of the
     conditions all hold: a setting (with `!` before it, not) in a list of values, `set` or `unset`,
-    or `given` or `absent`, whatever the default; `ranks` is set for
+    or `given`, `absent` or `zero`, whatever the default; `ranks` is set for
     several. With `inherits`, TrainingArguments are settings too, and a name of none stops the run.
     """
 
@@ -261,6 +261,8 @@ class Run:
         if said and isinstance(said.value, tuple):
             return False  # a word of unknown value
         value = (self.world or 1) > 1 if name == "ranks" else self.value(name.removeprefix("!"))
+        if expected == "zero":
+            return said is not None and said.value == 0
         if expected in ("given", "absent"):
             return bool(said and said.value) == (expected == "given")
         if isinstance(expected, str):
@@ -343,8 +345,7 @@ class Run:
         first = like.line if like else 1
         places = [said for _, said in self.words]
         lines = tuple(said.line or first if not said.source else first for said in places)
-        written = {at: said for at, said in enumerate(places) if said.source or not said.setting.startswith("--")}  # fmt: skip
-        sources = {at: (said.setting, said.source, said.line or 0) for at, said in written.items() if said.setting}  # fmt: skip
+        sources = {at: (said.setting, said.source, said.line or 0) for at, said in enumerate(places) if said.setting}  # fmt: skip
         pieces = tuple(word for word, _ in self.words)
         files = dict(self._files())
         starter = tuple((Text(word, NOWHERE),) for word in launcher)

@@ -21,25 +21,11 @@ from bridge.stack.rules import Effect
 from bridge.stack.training_arguments import ARGUMENTS
 
 RELEASE = None
-NEEDED = (
-    "micro_batch_size",
-    "sequence_len",
-    "datasets",
-    "adapter",
-    "gradient_accumulation_steps",
-    "num_epochs",
-    "optimizer",
-)
+NEEDED = ("micro_batch_size", "sequence_len", "datasets", "adapter", "gradient_accumulation_steps", "num_epochs",
+          "optimizer")  # fmt: skip
 """Settings of which a recipe has two at least next to base_model."""
-OPTIONS = (
-    "launcher",
-    "cloud",
-    "sweep",
-    "num_processes",
-    "main_process_port",
-    "use_ray",
-    "ray_num_workers",
-)
+OPTIONS = ("launcher", "cloud", "sweep", "num_processes", "main_process_port", "use_ray",
+           "ray_num_workers")  # fmt: skip
 """Options of the command that are no settings."""
 RANKS = re.compile(r"--?(?:num[_-]processes|nproc[_-]per[_-]node)[= ](\d+)")
 FSDP: Mapping[str, str] = {
@@ -263,7 +249,7 @@ def _find_variables(run: Run) -> Iterator[tuple[str, Any]]:
     if run.value("fsdp") or run.value("fsdp_config"):
         keys = _keys_of_fsdp(run)
         rows = {f"FSDP_{variable}": keys[name] for name, variable in FSDP.items() if keys.get(name)}
-    sizes = {name: run.value(name) for name in SPLITS}
+    sizes = {name: run.value(name) for name in SPLITS} if _is_split(run) else {}
     split = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 1}
     rows |= {f"PARALLELISM_CONFIG_{SPLITS[name]}_SIZE": size for name, size in split.items()}
     if split:
@@ -272,9 +258,21 @@ def _find_variables(run: Run) -> Iterator[tuple[str, Any]]:
         yield name, (Text(spell(value), NOWHERE),)
 
 
+def _is_split(run: Run) -> bool:
+    """Return whether accelerate's own mesh splits the run; for experts axolotl builds another."""
+    return (run.value("expert_parallel_size") or 1) == 1
+
+
 def _report_training(run: Run) -> None:
     """Add findings on what is trained, and on the rest of axolotl's own settings."""
-    read = {"adapter", "bfloat16", "batch_size", "fsdp_version", "cosine_min_lr_ratio", *SPLITS}
+    read = {
+        "adapter",
+        "bfloat16",
+        "batch_size",
+        "fsdp_version",
+        "cosine_min_lr_ratio",
+        *(SPLITS if _is_split(run) else ()),
+    }
     kind = run.value("adapter")
     if kind in ("lora", "qlora"):
         names = (
