@@ -90,13 +90,13 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 @dataclass(frozen=True)
 class Given:
     """What a run's sources say, by setting, those of the command over those of the file. `others` are words of the
-    command that may be more settings, by index; `overruled` are pairs of what is said and what is read instead.
+    command that may be more settings, by index; `overrides` are pairs of what is said and what is read instead.
     """
 
-    said: Mapping[str, Said]
+    settings: Mapping[str, Said]
     launch: Launch | None = None
     others: tuple[int, ...] = ()
-    overruled: tuple[tuple[Said, Said], ...] = ()
+    overrides: tuple[tuple[Said, Said], ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -113,12 +113,12 @@ def read_launch(document: Document, launch: Launch, first: int = 0) -> Given:
 
     Raises `BridgeError` if the file is missing.
     """
-    said, others, overruled = dict[str, Said](), list[int](), list[tuple[Said, Said]]()
-    known = [text_if_known(word) for word in launch.words]
+    statement, others, overrides = dict[str, Said](), list[int](), list[tuple[Said, Said]]()
+    texts = [text_if_known(word) for word in launch.words]
     at = first
     if at < len(launch.words) and launch.texts[at].endswith(FILES):
         file = _open(document, launch, launch.words[at], launch.lines[at])
-        said = read_file(file, file.name)
+        statement = read_file(file, file.name)
         at += 1
     while at < len(launch.words):
         word, text = launch.words[at], spell_pieces(launch.words[at])
@@ -141,9 +141,9 @@ def read_launch(document: Document, launch: Launch, first: int = 0) -> Given:
         if value is not True and (word_text := text_if_known(value)) is not None:
             value = _read_value(word_text)
         one = Said(option, value, "", launch.lines[at])
-        if name in said and said[name].value != value:
-            overruled.append((said[name], one))
-        said[name] = one
+        if name in statement and statement[name].value != value:
+            overrides.append((statement[name], one))
+        statement[name] = one
         at += step
         while (
             at < len(launch.words)
@@ -151,10 +151,10 @@ def read_launch(document: Document, launch: Launch, first: int = 0) -> Given:
             and step == 2
             and not launch.texts[at].startswith("--")
         ):
-            if known[at] is None or "=" in launch.texts[at]:
+            if texts[at] is None or "=" in launch.texts[at]:
                 break
             at += 1  # a list of values
-    return Given(said, launch, tuple(others), tuple(overruled))
+    return Given(statement, launch, tuple(others), tuple(overrides))
 
 
 def _read_value(text: str) -> Any:
@@ -167,9 +167,9 @@ def _read_value(text: str) -> Any:
 
 
 def _open(document: Document, launch: Launch, word: Pieces, line: int) -> Document:
-    written, name = launch.file(word), spell_pieces(word)
-    if written is not None:
-        return parse(spell_pieces(written), name, Path(name).suffix)
+    content, name = launch.file(word), spell_pieces(word)
+    if content is not None:
+        return parse(spell_pieces(content), name, Path(name).suffix)
     place = find(launch.place(word) or name, folder_of(document.name))
     if place is None:
         raise BridgeError(
@@ -186,11 +186,11 @@ class Run:
 
     def __init__(self, table: Table, document: Document, given: Given, world: int | None) -> None:
         self.table, self.document, self.given, self.world = table, document, given, world
-        self.said = dict(given.said)
-        self.found: list[Finding] = []
+        self.settings = dict(given.settings)
+        self.findings: list[Finding] = []
         self.problems: list[str] = []
         self.words: list[tuple[Pieces, Said]] = []
-        for before, now in given.overruled:
+        for before, now in given.overrides:
             message = (
                 f"{show_value(before.value)} is not used: {now.setting} {show_value(now.value)}"
                 f" (line {now.line}) is read instead"
@@ -205,50 +205,60 @@ class Run:
 
     def value(self, name: str) -> Any:
         """Return the value of a setting, or the front end's default; None for an unknown word of a script."""
-        said = self.said.get(name)
-        if said is None or said.value is None:
+        statement = self.settings.get(name)
+        if statement is None or statement.value is None:
             return self.table.defaults.get(name, ARGUMENTS.get(name))
-        return None if isinstance(said.value, tuple) else said.value
+        return None if isinstance(statement.value, tuple) else statement.value
 
-    def locate(self, said: Said | None) -> Origin | None:
+    def has(self, name: str) -> bool:
+        """Return whether a setting has a value, known or not."""
+        return name in self.settings and self.settings[name].value is not None
+
+    def is_open(self, name: str) -> bool:
+        """Return whether a setting is a word of a script whose value is not known."""
+        return self.has(name) and isinstance(self.settings[name].value, tuple)
+
+    def locate(self, statement: Said | None) -> Origin | None:
         """Return the place of what is said."""
-        return Origin(said.line, "", said.source) if said else None
+        return Origin(statement.line, "", statement.source) if statement else None
 
-    def remark(self, said: Said, message: str, effect: Effect, **more: Any) -> None:
+    def remark(self, statement: Said, message: str, effect: Effect, **more: Any) -> None:
         """Add a finding on what is said."""
-        self.found.append(Finding(said.setting, message, effect, origin=self.locate(said), **more))
+        self.findings.append(
+            Finding(statement.setting, message, effect, origin=self.locate(statement), **more)
+        )
 
     def tell(self, name: str, message: str, effect: Effect = Effect.NUMBERS) -> None:
         """Add a finding on what the front end does with a setting, which may not be given."""
-        said = self.said.get(name, Said(name, None))
-        self.remark(said, message, effect, given=name in self.said, surprising=True)
+        statement = self.settings.get(name, Said(name, None))
+        self.remark(statement, message, effect, given=name in self.settings, surprising=True)
 
     def refuse(self, name: str, message: str) -> None:
         """Add a problem with a setting, at which the front end stops."""
-        said = self.said.get(name)
-        line = f"line {said.line}: " if said and said.line else ""
-        file = (said.source if said else "") or self.document.name
+        statement = self.settings.get(name)
+        line = f"line {statement.line}: " if statement and statement.line else ""
+        file = (statement.source if statement else "") or self.document.name
         self.problems.append(f"{file}: {line}{name}: {message}")
 
-    def leave(self, said: Said, message: str) -> None:
+    def leave(self, statement: Said, message: str) -> None:
         """Add a finding on what is said and not read."""
-        shown, place = brief(spell(said.value)), self.locate(said)
-        self.found.append(unknown(said.setting, message, shown, place, end="; left out"))
+        shown, place = brief(spell(statement.value)), self.locate(statement)
+        self.findings.append(unknown(statement.setting, message, shown, place, end="; left out"))
 
     def check_names(self, is_closed: bool = True) -> None:
         """Refuse settings that the front end does not have; those that it ignores are findings."""
         table = self.table
-        known = {*table.defaults, *table.gone, *table.passed}
-        known |= {*ARGUMENTS, *RETIRED} if table.inherits else set()
-        for name, said in [*self.said.items()]:
-            if name in known:
+        names = {*table.defaults, *table.gone, *table.passed}
+        names |= {*ARGUMENTS, *RETIRED} if table.inherits else set()
+        for name, statement in [*self.settings.items()]:
+            if name in names:
                 continue
             message = f"{table.title} has no such setting"
             if table.inherits and is_closed:
-                self.refuse(name, f"{message}, and stops at it{nearest(name, known)}")
+                self.refuse(name, f"{message}, and stops at it{nearest(name, names)}")
             else:
-                self.leave(said, f"{message}, and ignores it{nearest(name, known)}")
-            del self.said[name]
+                self.leave(statement, f"{message}, and ignores it{nearest(name, names)}")
+            del self.settings[name]
 
     def check_refusals(self) -> None:
         """Refuse what the front end refuses."""
@@ -256,49 +266,52 @@ class Run:
             if all(self._holds(*row) for row in conditions.items()):
                 self.refuse(name, message)
 
-    def _holds(self, name: str, expected: Any) -> bool:
-        said = self.said.get(name.removeprefix("!"))
-        if said and isinstance(said.value, tuple):
+    def _holds(self, name: str, condition: Any) -> bool:
+        statement = self.settings.get(name.removeprefix("!"))
+        if statement and isinstance(statement.value, tuple):
             return False  # a word of unknown value
         value = (self.world or 1) > 1 if name == "ranks" else self.value(name.removeprefix("!"))
-        if expected == "zero":
-            return said is not None and said.value == 0
-        if expected in ("given", "absent"):
-            return bool(said and said.value) == (expected == "given")
-        if isinstance(expected, str):
-            return bool(value) == (expected == "set")
-        return (value in expected) != name.startswith("!")
+        if condition == "zero":
+            return statement is not None and statement.value == 0
+        if condition in ("given", "absent"):
+            return bool(statement and statement.value) == (condition == "given")
+        if isinstance(condition, str):
+            return bool(value) == (condition == "set")
+        return (value in condition) != name.startswith("!")
 
     def report_own(self, read: Iterable[str] = ()) -> None:
         """Add a finding for each of the front end's own settings that is not its default, but for those in `read`."""
-        for name, said in self.said.items():
-            if self.table.name_argument(name) or name in read or said.value is None:
+        for name, statement in self.settings.items():
+            value, is_open = statement.value, self.is_open(name)
+            if self.table.name_argument(name) or value is None or (name in read and not is_open):
                 continue
-            if not isinstance(said.value, tuple) and said.value == self.table.defaults.get(name):
+            if not is_open and value == self.table.defaults.get(name):
                 continue
             need, values = self.table.need_of(name)
-            effect, shown = self.table.effect_of(name), brief(spell(said.value))
-            if need and self.value(need) not in values:
-                told = f"nothing reads it unless {need} is {' or '.join(map(spell, values))}"
-                self.remark(said, told, Effect.NONE, change=shown)
+            effect, shown = self.table.effect_of(name), brief(spell(statement.value))
+            if need and not self.is_open(need) and self.value(need) not in values:
+                why = f"nothing reads it unless {need} is {' or '.join(map(spell, values))}"
+                self.remark(statement, why, Effect.NONE, change=shown)
             elif effect == "input":
-                self.remark(said, INPUT, Effect.NONE, change=shown, unknown=True)
+                self.remark(statement, INPUT, Effect.NONE, change=shown, unknown=True)
             elif effect:
-                self.remark(said, ALONE.format(self.table.title), Effect(effect), change=shown)
+                self.remark(statement, ALONE.format(self.table.title), Effect(effect), change=shown)
             else:
                 gone, title = self.table.gone.get(name), self.table.title
                 why = f"{title} lacks it since {gone}" if gone else f"a setting of {title} alone"
-                self.leave(said, f"{why}, and {UNREAD}")
+                self.leave(statement, f"{why}, and {UNREAD}")
 
-    def pass_on(self, name: str, said: Said) -> None:
+    def pass_on(self, name: str, statement: Said) -> None:
         """Give the Trainer an argument; refuse a value of a kind with which it stops."""
-        usual, value = ARGUMENTS.get(name), said.value
+        usual, value = ARGUMENTS.get(name), statement.value
         if value is None:
             if usual is not None:
-                self.leave(said, "null is passed on, which the Trainer does not take")
+                self.leave(statement, "null is passed on, which the Trainer does not take")
             return
-        if expected := _misfit(name, value, usual):
-            self.refuse(said.setting.lstrip("-"), f"found {show_value(value)}; expected {expected}")
+        if kind := _misfit(name, value, usual):
+            self.refuse(
+                statement.setting.lstrip("-"), f"found {show_value(value)}; expected {kind}"
+            )
             return
         # A list of words for FSDP is the same as one text of them.
         shown = (
@@ -308,29 +321,31 @@ class Run:
         )
         text = (Text(shown, NOWHERE, True, plain=False),)
         for word in ((Text(f"--{name}", NOWHERE),), value if isinstance(value, tuple) else text):
-            self.words.append((word, said))
+            self.words.append((word, statement))
 
-    def set(self, name: str, value: Any, said: Said | None = None) -> None:
+    def set(self, name: str, value: Any, statement: Said | None = None) -> None:
         """Give the Trainer an argument that nobody gives, for the setting `said` or by the front end's own default."""
-        place = said or Said(name, value, self.table.source)
+        place = statement or Said(name, value, self.table.source)
         self.pass_on(name, replace(place, value=value))
 
     def pass_arguments(self, but: Iterable[str] = ()) -> None:
         """Give the Trainer all its arguments that are said, but for those of the names `but`."""
-        for name, said in self.said.items():
+        for name, statement in self.settings.items():
             own = self.table.name_argument(name)
             if not own or name in but:
                 continue
-            if own == "deepspeed" and isinstance(said.value, Mapping):
-                self.set("deepspeed", INSIDE, said)
-            elif own == "warmup_ratio" and _is_share(said.value):
+            if own == "deepspeed" and isinstance(statement.value, Mapping):
+                self.set("deepspeed", INSIDE, statement)
+            elif own == "warmup_ratio" and _is_share(statement.value):
                 if self.value("warmup_steps"):
-                    self.remark(said, "warmup_steps is read instead", Effect.NUMBERS, given=True)
+                    self.remark(
+                        statement, "warmup_steps is read instead", Effect.NUMBERS, given=True
+                    )
                 else:
                     # The same share as newer releases of transformers have it.
-                    self.set("warmup_steps", said.value, said)
-            elif own != "warmup_steps" or said.value or "warmup_ratio" not in self.said:
-                self.pass_on(own, said)
+                    self.set("warmup_steps", statement.value, statement)
+            elif own != "warmup_steps" or statement.value or "warmup_ratio" not in self.settings:
+                self.pass_on(own, statement)
 
     def start(
         self, program: str, launcher: tuple[str, ...]
@@ -343,27 +358,33 @@ class Run:
                 (like.words[at], Said("", None, "", like.lines[at])) for at in self.given.others
             )
         first = like.line if like else 1
-        places = [said for _, said in self.words]
-        lines = tuple(said.line or first if not said.source else first for said in places)
-        sources = {at: (said.setting, said.source, said.line or 0) for at, said in enumerate(places) if said.setting}  # fmt: skip
+        places = [statement for _, statement in self.words]
+        lines = tuple(
+            statement.line or first if not statement.source else first for statement in places
+        )
+        sources = {
+            at: (one.setting, one.source, one.line or 0)
+            for at, one in enumerate(places)
+            if one.setting
+        }
         pieces = tuple(word for word, _ in self.words)
         files = dict(self._files())
         starter = tuple((Text(word, NOWHERE),) for word in launcher)
-        made = Launch(program, pieces, starter, {}, first, lines, ranks=self.world, files=files, sources=sources)  # fmt: skip
+        run = Launch(program, pieces, starter, {}, first, lines, ranks=self.world, files=files, sources=sources)  # fmt: skip
         if like:
             starter = starter or like.launcher
-            made = replace(like, program=program, words=pieces, launcher=starter, lines=lines, sources=sources,
+            run = replace(like, program=program, words=pieces, launcher=starter, lines=lines, sources=sources,
                            ranks=self.world or like.ranks, files={**like.files, **files})  # fmt: skip
-            script = self.document.data.change(lambda one: made if one is like else one)
+            script = self.document.data.change(lambda one: run if one is like else one)
         else:
             script = Script("", self.document.name)
-            script.__dict__["launches"] = (made,)
-        return replace(self.document, data=script), tuple(self.found)
+            script.__dict__["launches"] = (run,)
+        return replace(self.document, data=script), tuple(self.findings)
 
     def _files(self) -> Iterator[tuple[str, Pieces]]:
-        said = self.said.get("deepspeed")
-        if said and isinstance(said.value, Mapping):
-            yield INSIDE, (Text(json.dumps(said.value), NOWHERE, True, plain=False),)
+        statement = self.settings.get("deepspeed")
+        if statement and isinstance(statement.value, Mapping):
+            yield INSIDE, (Text(json.dumps(statement.value), NOWHERE, True, plain=False),)
 
 
 def spell(value: Any) -> str:

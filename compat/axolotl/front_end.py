@@ -92,13 +92,15 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
         own = replace(launch, words=launch.words[: len(before)], lines=launch.lines[: len(before)])
         read = read_launch(document, own, int(by_command))
         world_size = world_size or _count_ranks([*before, *behind])
-        kind = str(read.said["launcher"].value) if "launcher" in read.said else "accelerate"
+        kind = str(read.settings["launcher"].value) if "launcher" in read.settings else "accelerate"
         starter = STARTERS.get(kind, launcher)
         launcher = () if not by_command else (*starter, *behind) if behind else launcher
-        said = {
-            name.replace(".", "__"): one for name, one in read.said.items() if name not in OPTIONS
+        statement = {
+            name.replace(".", "__"): one
+            for name, one in read.settings.items()
+            if name not in OPTIONS
         }
-        given = replace(read, said=said, launch=launch, others=())
+        given = replace(read, settings=statement, launch=launch, others=())
     else:
         given = Given(read_file(document))
     run = Run(table(), document, given, world_size)
@@ -110,7 +112,7 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     _set_fsdp(run)
     run.pass_arguments(HANDLED)
     for name, (setting, usual) in USUAL.items():
-        if setting not in run.said or run.said[setting].value is None:
+        if not run.has(setting):
             run.set(name, usual)
     run.set("average_tokens_across_devices", False)
     run.tell("average_tokens_across_devices", RANK_MEAN, Effect.NONE)
@@ -155,79 +157,74 @@ def _count_ranks(words: list[str]) -> int | None:
 
 def _rewrite(run: Run) -> None:
     """Read values as axolotl's models do, which take texts of numbers, and settings that follow from others."""
-    for name, said in [*run.said.items()]:
+    for name, statement in [*run.settings.items()]:
         usual = ARGUMENTS.get(table().passed.get(name, ""))
-        if isinstance(said.value, str) and isinstance(usual, int | float):
-            run.said[name] = replace(said, value=scalar(said.value))
-        if name == "optim_args" and isinstance(said.value, Mapping):
-            pairs = ",".join(f"{key}={value}" for key, value in said.value.items())
-            run.said[name] = replace(said, value=pairs)
-    size, micro = run.said.get("batch_size"), run.value("micro_batch_size") or 1
-    if size and isinstance(size.value, int) and "gradient_accumulation_steps" not in run.said:
-        run.said["gradient_accumulation_steps"] = replace(size, value=max(size.value // micro, 1))
+        if isinstance(statement.value, str) and isinstance(usual, int | float):
+            run.settings[name] = replace(statement, value=scalar(statement.value))
+        if name == "optim_args" and isinstance(statement.value, Mapping):
+            pairs = ",".join(f"{key}={value}" for key, value in statement.value.items())
+            run.settings[name] = replace(statement, value=pairs)
+    size, micro = run.value("batch_size"), run.value("micro_batch_size")
+    if (
+        isinstance(size, int)
+        and isinstance(micro, int)
+        and not run.has("gradient_accumulation_steps")
+    ):
+        steps = replace(run.settings["batch_size"], value=max(size // max(micro, 1), 1))
+        run.settings["gradient_accumulation_steps"] = steps
 
 
 def _set_precision(run: Run) -> None:
     """Give the Trainer its precision (core/builders/base.py: _configure_precision_settings)."""
-    half, other = run.said.get("bf16"), run.said.get("bfloat16")
-    value = run.value("bf16")
-    if value == "auto":
+    half, value = run.settings.get("bf16") or run.settings.get("bfloat16"), run.value("bf16")
+    if value == "auto" and not run.has("bfloat16"):
         value = not run.value("fp16")
         run.tell("bf16", AUTO, Effect.NONE)
-    if value or (other and other.value):
-        run.set("bf16", True, half or other)
-    elif run.value("fp16"):
-        run.set("fp16", True, run.said.get("fp16"))
+    if half and run.is_open(half.setting.lstrip("-")):
+        run.pass_on("bf16", half)
+    elif value or run.value("bfloat16"):
+        run.set("bf16", True, half)
+    elif run.has("fp16"):
+        run.pass_on("fp16", run.settings["fp16"])
     if isinstance(run.value("tf32"), bool):
-        run.set("tf32", run.value("tf32"), run.said.get("tf32"))
+        run.set("tf32", run.value("tf32"), run.settings.get("tf32"))
 
 
 def _set_schedule(run: Run) -> None:
     """Give the Trainer its schedule and warm-up (_configure_warmup_and_logging, _configure_scheduler)."""
     kind = run.value("lr_scheduler") or "cosine"
     own = kind in ("one_cycle", "rex")
-    run.set("lr_scheduler_type", "cosine" if own else kind, run.said.get("lr_scheduler"))
+    run.set("lr_scheduler_type", "cosine" if own else kind, run.settings.get("lr_scheduler"))
     if own or any(
         run.value(name) is not None for name in ("cosine_min_lr_ratio", "cosine_constant_lr_ratio")
     ):
         name = "lr_scheduler" if own else "cosine_min_lr_ratio"
         run.tell(name, ALTERNATE.format(UNREAD))
-    steps, share, length = (
-        run.said.get("warmup_steps"),
-        run.said.get("warmup_ratio"),
-        run.value("max_steps"),
-    )
-    known = length if isinstance(length, int) and length > 0 else None
-    said = (
-        steps
-        if steps and steps.value is not None
-        else share
-        if share and share.value is not None
-        else None
-    )
-    if said is steps and said is not None:
-        value = said.value
-    elif said is not None:
-        value = int(said.value * known) if known else said.value
-        if not known:
-            run.tell("warmup_ratio", FLOORS, Effect.NUMBERS)
-    else:
-        value = min(int(0.03 * known), MOST_WARMUP) if known else 0.03
-        if not known:
-            run.tell("warmup_steps", WARMUP.format(MOST_WARMUP))
-    run.set("warmup_steps", 2 if value == 1 else value, said)
+    length = run.value("max_steps")
+    length = length if isinstance(length, int) and length > 0 else None
+    names = [name for name in ("warmup_steps", "warmup_ratio") if run.has(name)]
+    statement = run.settings[names[0]] if names else None
+    value = statement.value if statement else min(int(0.03 * length), MOST_WARMUP) if length else 0.03  # fmt: skip
+    if names == ["warmup_ratio"] and isinstance(value, int | float):
+        if length:
+            value = int(value * length)
+        else:
+            run.tell("warmup_ratio", FLOORS)
+    elif not names and not length:
+        run.tell("warmup_steps", WARMUP.format(MOST_WARMUP))
+    run.set("warmup_steps", 2 if value == 1 else value, statement)
 
 
 def _set_fsdp(run: Run) -> None:
     """Give the Trainer FSDP and checkpoints of activations (_set_base_training_args, _configure_gradient_checkpointing)."""
-    switch, config = run.said.get("fsdp"), run.said.get("fsdp_config")
+    switch, config = run.settings.get("fsdp"), run.settings.get("fsdp_config")
     keys = _keys_of_fsdp(run)
     own = next((one for one in (switch, config) if one and one.value), None)
     if own:
         run.set("fsdp", own.value if own is switch else True, own)
-        passed = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
-        run.set("fsdp_config", passed, config or own)
-    saves = run.said.get("gradient_checkpointing")
+        arguments = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
+        run.set("fsdp_config", arguments, config or own)
+    saves = run.settings.get("gradient_checkpointing")
     if saves and isinstance(saves.value, str):
         run.tell("gradient_checkpointing", OFFLOADS, Effect.COST)
     elif saves and saves.value is not None and not run.value("activation_offloading"):
@@ -236,11 +233,11 @@ def _set_fsdp(run: Run) -> None:
 
 def _keys_of_fsdp(run: Run) -> dict[str, Any]:
     """Return the keys of fsdp_config without their prefix, and with the version (utils/schemas/validation.py)."""
-    config = run.said.get("fsdp_config")
+    config = run.settings.get("fsdp_config")
     found = dict(config.value) if config and isinstance(config.value, Mapping) else {}
     keys = {str(name).removeprefix("fsdp_"): value for name, value in found.items()}
     version = run.value("fsdp_version") or keys.get("version") or 1
-    return {**keys, "version": int(version)}
+    return {**keys, "version": 2 if str(version) == "2" else 1}
 
 
 def _find_variables(run: Run) -> Iterator[tuple[str, Any]]:

@@ -109,8 +109,8 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
         given = Given(read_file(document))
     run = Run(table(), document, given, world_size)
     run.world = world_size or _count_ranks(run)
-    if PARALLEL & run.said.keys():
-        name = min(PARALLEL & run.said.keys())
+    if PARALLEL & run.settings.keys():
+        name = min(PARALLEL & run.settings.keys())
         run.refuse(name, THROUGH_MEGATRON.format(" or ".join(MEGATRON)))
         ConfigError.raise_if(run.problems)
     run.check_names(run.variables.get("ALLOW_EXTRA_ARGS", "").lower() not in SWITCHED)
@@ -121,10 +121,10 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     _report_training(run)
     run.pass_arguments()
     for name in ("output_dir", "per_device_train_batch_size"):
-        if name not in run.said or run.said[name].value is None:
+        if not run.has(name):
             run.set(name, ARGUMENTS[name] or "trainer_output")
     checkpoints = not run.value("disable_gradient_checkpointing")
-    if checkpoints and run.said.get("gradient_checkpointing") is None:
+    if checkpoints and run.settings.get("gradient_checkpointing") is None:
         run.set("gradient_checkpointing", True)
     elif checkpoints and run.value("gradient_checkpointing") is False:
         run.tell("gradient_checkpointing", CHECKPOINTS, Effect.COST)
@@ -153,22 +153,23 @@ def _report_training(run: Run) -> None:
             else set()
         )
         rank, targets = run.value(f"{kind}_rank"), run.value(f"{kind}_target")
-        alpha = run.value("lora_alpha") or (rank or 0) * 2
+        alpha = run.value("lora_alpha") or (rank * 2 if isinstance(rank, int) else None)
         shown = (kind, rank, targets, alpha, run.value("lora_dropout"))
-        default = "" if "finetuning_type" in run.said else "not given: "
+        default = "" if "finetuning_type" in run.settings else "not given: "
         run.tell("finetuning_type", default + ADAPTERS.format(*shown))
     elif kind == "freeze":
         run.tell("finetuning_type", FROZEN)
     if run.value("pure_bf16"):
         run.tell("pure_bf16", BARE)
-    if not run.value("do_train"):
+    if not run.value("do_train") and not run.is_open("do_train"):
         run.tell("do_train", IDLE)
     packing = run.value("packing")
     if packing or run.value("neat_packing") or (packing is None and run.value("stage") == "pt"):
-        run.tell("packing", PACKS.format(run.value("cutoff_len") - 1))
+        length = run.value("cutoff_len")
+        run.tell("packing", PACKS.format(length - 1 if isinstance(length, int) else "?"))
         read.add("packing")
     launch = run.given.launch
     words = launch.texts[_first(launch) :] if launch else [run.document.name]
     if words and words[0].endswith(".json"):
-        run.found.append(Finding("LLaMA-Factory", JSON_STOPS, Effect.NUMBERS, surprising=True))
+        run.findings.append(Finding("LLaMA-Factory", JSON_STOPS, Effect.NUMBERS, surprising=True))
     run.report_own(read)
