@@ -70,7 +70,9 @@ def start_document(job: Job, document: Document) -> tuple[Document, tuple[Findin
     if job.launchers:
         return _launch_document(job, document)
     if front_end := registry.find_front_end(document.data):
-        run: tuple[Document, tuple[Finding, ...]] = front_end.start(document, job.world_size)
+        run: tuple[Document, tuple[Finding, ...]] = front_end.start(
+            document, job.world_size, job.lenient
+        )
         return run
     arguments: Any = job.settings_of_options.get("trainer", {})
     file = arguments.get(HOST_FILE)

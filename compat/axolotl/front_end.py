@@ -80,9 +80,12 @@ def _is_launch(launch: Launch) -> bool:
     return launch.program == "axolotl.cli.train"
 
 
-def start(document: Document, world_size: int | None) -> tuple[Document, tuple[Finding, ...]]:
+def start(
+    document: Document, world_size: int | None, lenient: bool = False
+) -> tuple[Document, tuple[Finding, ...]]:
     """Return a run of axolotl on `world_size` ranks as the launch of the Trainer that it comes to, and findings on what that
-    launch does not say. Raises `BridgeError` for settings with which axolotl stops.
+    launch does not say. Raises `BridgeError` for settings with which axolotl stops. Of those that it does not have it reads
+    none, whether `lenient` or not.
     """
     launcher: tuple[str, ...] = ("torchrun",)
     if isinstance(document.data, Script):

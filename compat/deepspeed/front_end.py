@@ -94,12 +94,15 @@ def _is_launch(launch: Launch) -> bool:
     return Path(launch.program).name == LAUNCHER
 
 
-def start(document: Document, world_size: int | None) -> tuple[Document, tuple[Finding, ...]]:
+def start(
+    document: Document, world_size: int | None, lenient: bool = False
+) -> tuple[Document, tuple[Finding, ...]]:
     """Return a run of GPT-NeoX on `world_size` ranks (None: as few as it allows) as a launch of Megatron-DeepSpeed, and
-    findings on what that launch does not say. Raises `BridgeError` for keys that GPT-NeoX refuses.
+    findings on what that launch does not say. Raises `BridgeError` for keys that GPT-NeoX refuses; if `lenient`, those
+    that it does not have are findings.
     """
     if not isinstance(document.data, Script):
-        run = _Run((document,), world_size)
+        run = _Run((document,), world_size, lenient)
         script = Script("", document.name)
         script.__dict__["launches"] = (run.launch(),)
         return replace(document, data=script), run.findings
@@ -108,7 +111,8 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
     flag = next((at for at, text in enumerate(texts) if text in ("-d", "--conf_dir")), len(texts))
     folder = "".join(texts[flag + 1 : flag + 2])
     names = [text for text in texts if text.endswith((".yml", ".yaml"))]
-    run = _Run(tuple(_open(document, str(Path(folder, name))) for name in names), world_size or launch.ranks)  # fmt: skip
+    files = tuple(_open(document, str(Path(folder, name))) for name in names)
+    run = _Run(files, world_size or launch.ranks, lenient)
     made = run.launch(launch)
     return replace(document, data=document.data.change(lambda one: made if one is launch else one)), run.findings  # fmt: skip
 
@@ -123,7 +127,9 @@ def _open(document: Document, name: str) -> Document:
 class _Run:
     """A run of GPT-NeoX: its settings with their lines, and the flags and the DeepSpeed file that they come to."""
 
-    def __init__(self, files: tuple[Document, ...], world_size: int | None) -> None:
+    def __init__(
+        self, files: tuple[Document, ...], world_size: int | None, lenient: bool = False
+    ) -> None:
         self.values: dict[str, Any] = {}
         self.lines: dict[str, int] = {}
         self.found: list[Finding] = []
@@ -136,10 +142,11 @@ class _Run:
                 if name in self.values:
                     problems.append(f"{file.name}: line {line}: {key}: given in two files, which GPT-NeoX refuses")  # fmt: skip
                 elif name not in known:
-                    near = nearest(name, known)
-                    problems.append(
-                        f"{file.name}: line {line}: {key}: no key of GPT-NeoX, which stops at it{near}"
-                    )
+                    message = f"no key of GPT-NeoX, which stops at it{nearest(name, known)}"
+                    if lenient:
+                        self.found.append(unknown(name, message, value, Origin(line)))
+                        continue
+                    problems.append(f"{file.name}: line {line}: {key}: {message}")
                 kind, fits = KINDS.get(name, ("", lambda one: True))
                 if value is None and kind:
                     continue  # as if it was not given

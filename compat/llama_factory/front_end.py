@@ -98,9 +98,12 @@ def _is_launch(launch: Launch) -> bool:
     )  # fmt: skip
 
 
-def start(document: Document, world_size: int | None) -> tuple[Document, tuple[Finding, ...]]:
+def start(
+    document: Document, world_size: int | None, lenient: bool = False
+) -> tuple[Document, tuple[Finding, ...]]:
     """Return a run of LLaMA-Factory on `world_size` ranks as the launch of the Trainer that it comes to, and findings on
-    what that launch does not say. Raises `BridgeError` for settings with which LLaMA-Factory stops.
+    what that launch does not say. Raises `BridgeError` for settings with which LLaMA-Factory stops; if `lenient`, those
+    that it does not have are findings, as a fork may have them.
     """
     if isinstance(document.data, Script):
         launch = document.data.launch(_is_launch, "llamafactory-cli train")
@@ -109,11 +112,12 @@ def start(document: Document, world_size: int | None) -> tuple[Document, tuple[F
         given = Given(read_file(document))
     run = Run(table(), document, given, world_size)
     run.world = world_size or _count_ranks(run)
+    allows = run.variables.get("ALLOW_EXTRA_ARGS", "").lower() in SWITCHED
     if PARALLEL & run.settings.keys():
         name = min(PARALLEL & run.settings.keys())
         run.refuse(name, THROUGH_MEGATRON.format(" or ".join(MEGATRON)))
         ConfigError.raise_if(run.problems)
-    run.check_names(run.variables.get("ALLOW_EXTRA_ARGS", "").lower() not in SWITCHED)
+    run.check_names(not (lenient or allows))
     run.check_refusals()
     for variable in MEGATRON:
         if run.variables.get(variable, "").lower() in SWITCHED:
