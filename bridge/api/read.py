@@ -71,9 +71,10 @@ def read_config(source: Source) -> Config:
     """The config in the source's file, as its stack and release would read it."""
     written = document_of(source)
     document, told = start_document(source, written)
-    alone = document is not written and not registry.find_front_end(written.data)
+    front_end = registry.find_front_end(written.data)
+    alone = document is not written and not front_end
     # A launch leaves the sizes of the batch to its program.
-    source = replace(source, open_auto=True) if alone and not source.auto else source
+    source = replace(source, open_auto=True) if (alone or front_end) and not source.auto else source
     dialect = dialect_of(source, document)
     version, said = release_of(
         source, dialect, source.version or registry.find_release(written.data)
@@ -96,10 +97,12 @@ def start_document(source: Source, document: Document) -> tuple[Document, tuple[
         return _launch_document(source, document)
     document = _join_flags(source, document)
     if front_end := registry.find_front_end(document.data):
-        stack = registry.load(front_end.__package__.rpartition(".")[2])
-        version, _ = release_of(source, stack, source.version)
+        options: dict[str, Any] = {"lenient": source.lenient}
+        if front_end.RELEASE:
+            stack = registry.load(front_end.__package__.rpartition(".")[2])
+            options["version"] = release_of(source, stack, source.version)[0]
         run: tuple[Document, tuple[Finding, ...]] = front_end.start(
-            document, source.world_size, version
+            document, source.world_size, **options
         )
         return run
     arguments: Any = source.settings_of_options.get("trainer", {})

@@ -70,7 +70,9 @@ def sort_sources(job: Job, names: Sequence[str], command: str) -> Job:
     named = list[str]()
     for name in names:
         data = _data_of(name)
-        if isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
+        if registry.find_front_end(data):
+            launchers.append(name)
+        elif isinstance(data, Mapping) and (data is _MODEL or "model_type" in data):
             model = Path(name)
         elif (
             isinstance(data, Mapping)
@@ -153,7 +155,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
     if user_config and isinstance(document.data, Script):
         document = registry.name_user_config(document)
     trained, told = job.settings_of_options.get("trainer", {}), tuple[Finding, ...]()
-    starts = isinstance(document.data, Script) or registry.find_front_end(document.data)
+    front_end = registry.find_front_end(document.data)
+    starts = isinstance(document.data, Script) or front_end
     starts = starts or bool(job.parts) or isinstance(document.data, list)
     if job.launchers or trained or starts:
         # Next to arguments of the Trainer, accelerate's config is one source of the stack that it starts.
@@ -170,7 +173,8 @@ def _read_run(job: Job, user_config: bool) -> ResolvedRun:
             facts, job.outside, user_config, getattr(trained, "places", {}), job.world_size, release
         )
         found: ResolvedRun = host.resolve(document, question)
-        return replace(found, findings=(*said, *found.findings))
+        own = told if front_end else ()
+        return replace(found, findings=(*said, *own, *found.findings))
     config, stops = _read_config(job, document)
     title = as_text.name(config)
     told = (*told, *(stops or as_json.all_of(config)))

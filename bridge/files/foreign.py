@@ -79,32 +79,12 @@ KINDS: tuple[ForeignKind, ...] = (
         advice=NEOX,
     ),
     _kind(
-        "a recipe of axolotl",
-        "axolotl-ai-cloud/axolotl: src/axolotl/utils/schemas/config.py",
-        "base_model",
-        "sequence_len micro_batch_size sample_packing val_set_size dataset_prepared_path saves_per_epoch "
-        "num_epochs lora_r load_in_8bit load_in_4bit wandb_log_model flash_attention",
-        3,
-        advice=ENGINE,
-        naming="deepspeed",
-    ),
-    _kind(
-        "a recipe of axolotl",
-        "axolotl-ai-cloud/axolotl: src/axolotl/utils/schemas/config.py",
-        "base_model datasets",
-        "micro_batch_size learning_rate gradient_accumulation_steps optimizer adapter deepspeed lr_scheduler",
-        2,
-        advice=ENGINE,
-        naming="deepspeed",
-    ),
-    _kind(
         "arguments of LLaMA-Factory",
         "hiyouga/LLaMA-Factory: src/llamafactory/hparams",
         "",
         "finetuning_type cutoff_len template plot_loss dataset_dir quantization_bit stage infer_backend",
         2,
-        advice=ENGINE,
-        naming="deepspeed",
+        advice="give the file or the script of a training",
     ),
     _kind(
         "arguments of ms-swift",

@@ -19,7 +19,8 @@ class Launch:
     numbers, and `unranked` is why they do not, if a word that is not known is the reason.
     `unknown_options` are pairs of a launcher and an option that its parser does not know. `files` are
     the files that the script has written before, by key; `folder` is the key of the run's working
-    directory.
+    directory. `sources` has the places of words that nobody wrote into a command, by index: the
+    setting, the file (empty for the one that is read) or the program, and the line there.
     """
 
     program: str
@@ -34,6 +35,7 @@ class Launch:
     folder: str = ""
     unranked: str = ""
     unknown_options: tuple[tuple[str, str], ...] = ()
+    sources: Mapping[int, tuple[str, str, int]] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[str]:
@@ -55,6 +57,11 @@ class Launch:
         return frozenset(
             index for index, piece in alone if isinstance(piece, Unknown) and piece.loose
         )
+
+    def place_of(self, at: int, flag: str) -> tuple[str, str, int | None]:
+        """Return the setting of the word at index `at`, which is `flag` unless nobody wrote one; its source, and the line."""
+        setting, source, line = self.sources.get(at, (flag, "", self.lines[at]))
+        return setting, source, line or None
 
     def file(self, path: Pieces) -> Pieces | None:
         """Return the text that the script has written to `path` before this run; None if it has not written to `path`."""

@@ -55,8 +55,15 @@ FRONT_ENDS = tuple(
         if os.path.isfile(os.path.join(folder, "front_end.py"))
     )
 )
-"""Names of the dialects that have a front end: a program with a config of its own, by which it starts the stack."""
-OWN = tuple(sorted({os.path.basename(folder) for folder in _FOLDERS} - set(HOSTS)))
+"""Names of the folders with a front end: a program with a config of its own, by which it starts runs of stacks."""
+OWN = tuple(
+    sorted(
+        os.path.basename(folder)
+        for folder in _FOLDERS
+        if os.path.isfile(os.path.join(folder, "dialect.py"))
+        and os.path.basename(folder) not in HOSTS
+    )
+)
 """Names of the dialects that are part of this project."""
 
 
@@ -121,9 +128,10 @@ def find_front_end(data: Any) -> Any:
 
 
 def find_release(data: Any) -> str | None:
-    """Return the release of the stack by which a front end's own config, or script, is read; None if data is none."""
+    """Return the release of the stack by which a front end's own config, or script, is read; None for the newest."""
     front_end = find_front_end(data)
-    return str(front_end.RELEASE) if front_end else None
+    release: str | None = front_end.RELEASE if front_end else None
+    return release
 
 
 def name_user_config(document: Any) -> Any:

@@ -51,12 +51,12 @@ def read(source: Any, question: host.Question) -> Reading:
         )
     told = host.read_sources(document, question)
     run = host.resolve_sources(told, question)
-    settings = {**dict(_sort_settings(told)), **dict(_sort_variables(told, run))}
+    stops = [one for one in run.findings if one.effect is Effect.STOPS]
+    settings = {} if stops else {**dict(_sort_settings(told)), **dict(_sort_variables(told, run))}
     given = {path: said.value for path, said in settings.items()}
     origins = {
         path: Origin(said.line, said.setting, said.source) for path, said in settings.items()
     }
-    stops = [one for one in run.findings if one.effect is Effect.STOPS]
     findings = tuple(one for one in run.findings if one.effect is not Effect.STOPS)
     return Reading(Values(given), "file", origins, findings, world_size=given.get(RANKS)).unless(
         [

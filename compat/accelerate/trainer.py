@@ -133,12 +133,9 @@ def read_arguments(
             continue
         after = words[at + 1] if at + 1 < len(words) else "--"
         word = text if tied else "true" if after is None or after.startswith("--") else after
-        found[name] = Said(
-            option if find_negated(option) else f"--{name}",
-            read_word(name, word, option),
-            "",
-            launch.lines[at],
-        )
+        flag = option if find_negated(option) else f"--{name}"
+        setting, source, line = launch.place_of(at, flag)
+        found[name] = Said(setting, read_word(name, word, option), source, line)
     names = {*NAMES, *SIGNS, *RETIRED, DEEPSPEED}
     called = Called() if beside else read_arguments_call(launch, folder, found, names)
     if not SIGNS & found.keys() and not beside and not called.values:

@@ -99,15 +99,15 @@ def _is_launch(launch: Launch) -> bool:
 
 
 def start(
-    document: Document, world_size: int | None, version: str | None = None
+    document: Document, world_size: int | None, version: str | None = None, lenient: bool = False
 ) -> tuple[Document, tuple[Finding, ...]]:
     """Return a run of GPT-NeoX on `world_size` ranks (None: as few as it allows) as a launch of Megatron-DeepSpeed, and
     findings on what that launch does not say. `version` is the release of DeepSpeed (None: `RELEASE`).
 
-    Raises `BridgeError` for keys that GPT-NeoX refuses.
+    Raises `BridgeError` for keys that GPT-NeoX refuses; if `lenient`, those that it does not have are findings.
     """
     if not isinstance(document.data, Script):
-        run = _Run((document,), world_size, version or RELEASE)
+        run = _Run((document,), world_size, version or RELEASE, lenient)
         script = Script("", document.name)
         script.__dict__["launches"] = (run.launch(),)
         return replace(document, data=script), run.findings
@@ -117,7 +117,7 @@ def start(
     folder = "".join(texts[flag + 1 : flag + 2])
     names = [text for text in texts if text.endswith((".yml", ".yaml"))]
     files = tuple(_open(document, str(Path(folder, name))) for name in names)
-    run = _Run(files, world_size or launch.ranks, version or RELEASE)
+    run = _Run(files, world_size or launch.ranks, version or RELEASE, lenient)
     made = run.launch(launch)
     return replace(document, data=document.data.change(lambda one: made if one is launch else one)), run.findings  # fmt: skip
 
@@ -132,7 +132,13 @@ def _open(document: Document, name: str) -> Document:
 class _Run:
     """A run of GPT-NeoX: its settings with their lines, and the flags and the DeepSpeed file that they come to."""
 
-    def __init__(self, files: tuple[Document, ...], world_size: int | None, version: str) -> None:
+    def __init__(
+        self,
+        files: tuple[Document, ...],
+        world_size: int | None,
+        version: str,
+        lenient: bool = False,
+    ) -> None:
         self.version = version
         self.values: dict[str, Any] = {}
         self.lines: dict[str, int] = {}
@@ -146,10 +152,11 @@ class _Run:
                 if name in self.values:
                     problems.append(f"{file.name}: line {line}: {key}: given in two files, which GPT-NeoX refuses")  # fmt: skip
                 elif name not in known:
-                    near = nearest(name, known)
-                    problems.append(
-                        f"{file.name}: line {line}: {key}: no key of GPT-NeoX, which stops at it{near}"
-                    )
+                    message = f"no key of GPT-NeoX, which stops at it{nearest(name, known)}"
+                    if lenient:
+                        self.found.append(unknown(name, message, value, Origin(line)))
+                        continue
+                    problems.append(f"{file.name}: line {line}: {key}: {message}")
                 kind, fits = KINDS.get(name, ("", lambda one: True))
                 if value is None and kind:
                     continue  # as if it was not given

@@ -559,22 +559,25 @@ def _trainer_arguments(launch: Launch, names: Mapping[str, Any]) -> Placed:
     dashes too, and of a flag that is given twice the last one counts.
     """
     arguments = Placed({}, {})
-    for option, text, line in _arguments(launch):
+    for option, text, at in _arguments(launch):
         name = name_argument(f"--{option}") or option.replace("-", "_")
         value = read_word(name, text, f"--{option}")
         if name in names:
+            setting, source, line = launch.place_of(at, f"--{option}")
+            said = Said(setting, value, source, line)
             if name in arguments:
                 arguments.lost.append(
                     Unheard(
-                        arguments.places[name], f"given again on line {line}; the last one counts"
+                        arguments.places[name],
+                        f"given again on line {said.line}; the last one counts",
                     )
                 )
-            arguments[name], arguments.places[name] = value, Said(f"--{option}", value, "", line)
+            arguments[name], arguments.places[name] = value, said
     return arguments
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
-    """Yield name, value and line of each option in a command, if the value of the option is known.
+    """Yield name, value and index of each option in a command, if the value of the option is known.
     Names have no dashes. An option without a value has the value `true`.
     """
     words: Sequence[str | None] = [text_if_known(word) for word in launch.words]
@@ -588,9 +591,9 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str, int]]:
         if isinstance(argument, bool) and index + 1 in launch.loose:
             after = "--"
         if tied:
-            yield name, value, launch.lines[index]
+            yield name, value, index
         elif after is not None:
-            yield name, "true" if after.startswith("--") else after, launch.lines[index]
+            yield name, "true" if after.startswith("--") else after, index
 
 
 def _code(options: Mapping[str, str]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ SHELL_VALUES = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w%]*=")
 NO_PYTHON = ("--no_python", "--no-python")
 SCRIPT = (".sh", ".bash", ".slurm", ".sbatch")
-TRAINER = re.compile(r".*\.py$")
+TRAINER = re.compile(r".*\.py$|(llamafactory-cli|lmf|axolotl|swift|megatron)$")
+"""Matches programs that train: scripts, and commands that a package installs."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""LLaMA-Factory: a front end of Hugging Face's Trainer, with a YAML or JSON file and `llamafactory-cli train`."""
