@@ -59,7 +59,7 @@ def is_part(words: str) -> bool:
         return False
     data = parse(read_text(path), words, suffix).data
     if not isinstance(data, Mapping):
-        return isinstance(data, list) and suffix != ".json"
+        return isinstance(data, list) and any(str(word).startswith("--") for word in data)
     own = data.keys() - {
         *ARGUMENTS,
         *RETIRED,
