@@ -277,7 +277,7 @@ class Run:
             return bool(statement and statement.value) == (condition == "given")
         if isinstance(condition, str):
             return bool(value) == (condition == "set")
-        return (value in condition) != name.startswith("!")
+        return bool(value in condition) != name.startswith("!")
 
     def report_own(self, read: Iterable[str] = ()) -> None:
         """Add a finding for each of the front end's own settings that is not its default, but for those in `read`."""
@@ -369,7 +369,7 @@ class Run:
         }
         pieces = tuple(word for word, _ in self.words)
         files = dict(self._files())
-        starter = tuple((Text(word, NOWHERE),) for word in launcher)
+        starter: tuple[Pieces, ...] = tuple((Text(word, NOWHERE),) for word in launcher)
         run = Launch(program, pieces, starter, {}, first, lines, ranks=self.world, files=files, sources=sources)  # fmt: skip
         if like:
             starter = starter or like.launcher

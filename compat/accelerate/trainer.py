@@ -133,8 +133,8 @@ def read_arguments(
             continue
         after = words[at + 1] if at + 1 < len(words) else "--"
         word = text if tied else "true" if after is None or after.startswith("--") else after
-        flag = option if find_negated(option) else f"--{name}"
-        setting, source, line = launch.place_of(at, flag)
+        spelling = option if find_negated(option) else f"--{name}"
+        setting, source, line = launch.place_of(at, spelling)
         found[name] = Said(setting, read_word(name, word, option), source, line)
     names = {*NAMES, *SIGNS, *RETIRED, DEEPSPEED}
     called = Called() if beside else read_arguments_call(launch, folder, found, names)

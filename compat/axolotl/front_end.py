@@ -225,6 +225,12 @@ def _set_fsdp(run: Run) -> None:
     own = next((one for one in (switch, config) if one and one.value), None)
     if own:
         run.set("fsdp", own.value if own is switch else True, own)
+        if (
+            keys["version"] == 1
+            and keys.get("offload_params")
+            and "8bit" in str(run.value("optimizer"))
+        ):
+            run.refuse("fsdp_config", "offload_params does not go with an optimizer in 8 bits")
         arguments = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
         run.set("fsdp_config", arguments, config or own)
     saves = run.settings.get("gradient_checkpointing")

@@ -18,6 +18,7 @@ import compat
 PLACES = {
     "llama_factory": ("src/llamafactory/hparams", "src/llamafactory/extras"),
     "axolotl": ("src/axolotl/utils/schemas", "src/axolotl/integrations"),
+    "ms_swift": ("swift",),
 }
 CLASSES = {
     "llama_factory": (
@@ -25,6 +26,7 @@ CLASSES = {
         "Seq2SeqTrainingArguments",
     ),
     "axolotl": ("AxolotlInputConfig",),
+    "ms_swift": ("RLHFArguments", "PretrainArguments", "SftArguments", "Seq2SeqTrainingArguments"),
 }  # fmt: skip
 """The classes that the front end fills, whose bases are read too."""
 INHERITED = {"Seq2SeqTrainingArguments": {"sortish_sampler": False, "predict_with_generate": False, "generation_max_length": None,
