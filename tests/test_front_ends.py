@@ -14,6 +14,7 @@ from bridge.stack import registry
 from bridge.stack.training_arguments import ARGUMENTS, RETIRED
 from compat.axolotl import front_end as axolotl
 from compat.llama_factory import front_end as llama_factory
+from compat.ms_swift import front_end as ms_swift
 
 pytestmark = pytest.mark.once
 ZERO = {
@@ -163,7 +164,7 @@ def test_a_command_names_the_file_and_wins_over_it(
         ("a.yaml", "bf16: true", "bf16: true\nwarmup_steps: 10", 1, "warmup_steps is given too"),
         ("a.yaml", "learning_rate: 2e-5\n", "", 1, "learning_rate: not given; axolotl stops without it"),
         ("a.yaml", "max_steps: 100\n", "", 2, "one step of warm-up less"),
-        ("a.yaml", "deepspeed: ds.json", "context_parallel_size: 2\ndp_shard_size: 4\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}",
+        ("a.yaml", "deepspeed: ds.json", "context_parallel_size: 2\ndp_shard_size: 4\nfsdp_config: {fsdp_version: 2}",
          2, "axolotl#3498"),
     ],
 )  # fmt: skip
@@ -205,7 +206,7 @@ def test_a_deepspeed_section_in_the_file(capsys: pytest.CaptureFixture[str]) -> 
     assert settings(resolve(capsys, "a.yaml"))["zero_optimization.stage"][0] == 2
 
 
-@pytest.mark.parametrize("module", [llama_factory, axolotl])
+@pytest.mark.parametrize("module", [llama_factory, axolotl, ms_swift])
 def test_tables_have_each_setting_once(module: Any) -> None:
     table = module.table()
     assert not table.defaults.keys() & table.gone.keys()
@@ -218,8 +219,8 @@ def test_tables_have_each_setting_once(module: Any) -> None:
 
 
 def test_front_ends_are_no_stacks() -> None:
-    assert {"axolotl", "llama_factory"} <= set(registry.FRONT_ENDS)
-    assert not {"axolotl", "llama_factory"} & set(registry.names())
+    assert {"axolotl", "llama_factory", "ms_swift"} <= set(registry.FRONT_ENDS)
+    assert not {"axolotl", "llama_factory", "ms_swift"} & set(registry.names())
 
 
 @pytest.mark.parametrize(
@@ -229,4 +230,38 @@ def test_front_ends_are_no_stacks() -> None:
 )  # fmt: skip
 def test_other_files_are_not_taken(text: str) -> None:
     data = parse(text, "x.yaml", ".yaml").data
-    assert not llama_factory.starts(data) and not axolotl.starts(data)
+    assert not any(module.starts(data) for module in (llama_factory, axolotl, ms_swift))
+
+
+SWIFT = "NPROC_PER_NODE=4 swift sft --model m --dataset a b --torch_dtype bfloat16 --deepspeed zero3 --warmup_ratio 0.05"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("", 2, "trains lora of rank 8, alpha 32 and dropout 0.05 on all-linear"),
+        ("--tuner_type full --packing true", 1, "it needs attn_impl flash_attn"),
+        ("--warmup_steps 10", 1, "warmup_steps is given too"),
+        ("--lerning_rate 1", 1, "ms-swift has no such setting, and stops at it"),
+        ("--torch_dtype float32", 2, "computes in fp16 under autocast"),
+        ("--rlhf_type dpo", 2, "with a loss that stagebridge does not read"),
+    ],
+)
+def test_commands_of_ms_swift(
+    capsys: pytest.CaptureFixture[str], words: str, code: int, says: str
+) -> None:
+    Path("run.sh").write_text(f"{SWIFT} {words}\n")
+    assert run(["check", "run.sh"]) == code
+    assert says in " ".join("".join(capsys.readouterr()).split())
+
+
+def test_defaults_of_ms_swift(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.sh").write_text(f"{SWIFT} --tuner_type full --per_device_train_batch_size 2\n")
+    assert run(["resolve", "run.sh", "--json"]) == 2
+    rows = settings(json.loads(capsys.readouterr().out))
+    # 16 samples of a step on 4 ranks, the rate of full training, and the config that is called zero3.
+    assert rows["gradient_accumulation_steps"][0] == 2 and rows["train_batch_size"][0] == 16
+    assert rows["learning_rate"][0] == 1e-5 and rows["weight_decay"][0] == 0.1
+    assert rows["adam_beta2"][0] == 0.95 and rows["lr_scheduler_type"][0] == "cosine"
+    assert rows["zero_optimization.stage"][0] == 3 and rows["bf16.enabled"][0] is True
+    assert rows["warmup_steps"][:2] == (0.05, "--warmup_ratio")

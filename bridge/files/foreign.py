@@ -87,16 +87,6 @@ KINDS: tuple[ForeignKind, ...] = (
         advice="give the file or the script of a training",
     ),
     _kind(
-        "arguments of ms-swift",
-        "modelscope/ms-swift: swift/arguments",
-        "model dataset",
-        "split_dataset_ratio dataset_num_proc tuner_type train_type rlhf_type padding_free loss_scale "
-        "max_completion_length model_author",
-        2,
-        advice=ENGINE,
-        naming="deepspeed",
-    ),
-    _kind(
         "a config of torchtune",
         "pytorch/torchtune: torchtune/config/_instantiate.py",
         "",

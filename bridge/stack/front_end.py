@@ -134,7 +134,7 @@ def read_launch(document: Document, launch: Launch, first: int = 0) -> Given:
         value: Any = True
         if tied:
             value = cut(word, len(option) + 1)
-        elif follows and is_flag and at + 1 not in launch.loose:
+        elif follows and is_flag:
             value = launch.words[at + 1]
         step = 2 if value is not True and not tied else 1
         name = option.lstrip("-").replace("-", "_") if is_flag else option

@@ -53,8 +53,7 @@ ADAPTER = (
 WARMUP = "not given: axolotl warms up for 3 % of the steps, and for {} at most"
 MOST_WARMUP = 100
 FLOORS = "axolotl rounds this share of the steps down where it knows their number, the Trainer up: one step of warm-up less"
-ALTERNATE = "axolotl puts a schedule of its own in place of the Trainer's cosine, which {}"
-UNREAD = "stagebridge does not read"
+ALTERNATE = "axolotl puts a schedule of its own in place of the Trainer's cosine, which stagebridge does not read"
 OFFLOADS = "axolotl saves activations on the host then, and recomputes none by the Trainer"
 AUTO = "auto: read as true, as on GPUs with bf16"
 RANK_MEAN = "axolotl sets it to false: each rank takes the mean over its own tokens"
@@ -94,7 +93,8 @@ def start(
         before, behind = _cut(launch.texts)
         own = replace(launch, words=launch.words[: len(before)], lines=launch.lines[: len(before)])
         read = read_launch(document, own, int(by_command))
-        world_size = world_size or _count_ranks([*before, *behind])
+        ranks = RANKS.search(" ".join((*before, *behind)))
+        world_size = world_size or (int(ranks[1]) if ranks else None)
         kind = str(read.settings["launcher"].value) if "launcher" in read.settings else "accelerate"
         starter = STARTERS.get(kind, launcher)
         launcher = () if not by_command else (*starter, *behind) if behind else launcher
@@ -153,11 +153,6 @@ def _cut(texts: list[str]) -> tuple[list[str], list[str]]:
     return texts[:at], texts[at + 1 :]
 
 
-def _count_ranks(words: list[str]) -> int | None:
-    found = RANKS.search(" ".join(words))
-    return int(found[1]) if found else None
-
-
 def _rewrite(run: Run) -> None:
     """Read values as axolotl's models do, which take texts of numbers, and settings that follow from others."""
     for name, statement in [*run.settings.items()]:
@@ -202,7 +197,7 @@ def _set_schedule(run: Run) -> None:
         run.value(name) is not None for name in ("cosine_min_lr_ratio", "cosine_constant_lr_ratio")
     ):
         name = "lr_scheduler" if own else "cosine_min_lr_ratio"
-        run.tell(name, ALTERNATE.format(UNREAD))
+        run.tell(name, ALTERNATE)
     length = run.value("max_steps")
     length = length if isinstance(length, int) and length > 0 else None
     names = [name for name in ("warmup_steps", "warmup_ratio") if run.has(name)]
@@ -231,6 +226,9 @@ def _set_fsdp(run: Run) -> None:
             and "8bit" in str(run.value("optimizer"))
         ):
             run.refuse("fsdp_config", "offload_params does not go with an optimizer in 8 bits")
+        eighths = "8bit" in str(run.value("optimizer")) and keys["version"] == 1
+        if eighths and keys.get("offload_params"):
+            run.refuse("fsdp_config", "offload_params goes with no optimizer in 8 bits")
         arguments = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
         run.set("fsdp_config", arguments, config or own)
     saves = run.settings.get("gradient_checkpointing")
@@ -242,8 +240,8 @@ def _set_fsdp(run: Run) -> None:
 
 def _keys_of_fsdp(run: Run) -> dict[str, Any]:
     """Return the keys of fsdp_config without their prefix, and with the version (utils/schemas/validation.py)."""
-    config = run.settings.get("fsdp_config")
-    found = dict(config.value) if config and isinstance(config.value, Mapping) else {}
+    config = run.value("fsdp_config")
+    found = dict(config) if isinstance(config, Mapping) else {}
     keys = {str(name).removeprefix("fsdp_"): value for name, value in found.items()}
     version = run.value("fsdp_version") or keys.get("version") or 1
     return {**keys, "version": 2 if str(version) == "2" else 1}
@@ -279,8 +277,7 @@ def _report_training(run: Run) -> None:
         "cosine_min_lr_ratio",
         *(SPLITS if _is_split(run) else ()),
     }
-    kind = run.value("adapter")
-    if kind in ("lora", "qlora"):
+    if (kind := run.value("adapter")) in ("lora", "qlora"):
         names = (
             "lora_r",
             "lora_alpha",

@@ -302,7 +302,7 @@ def _read_accelerated(
     by_trainer = by_trainer or arguments is not None
     usual, told = _add_arguments(launch, script, usual, arguments is None)
     said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
-    halves = (said[name] for name in ("fp16", "bf16") if name in said)
+    halves = (replace(said[name], setting=f"--{name}") for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
     call = read_call(launch, folder_of(script.name))
     on_cpu = [one for name, one in call.values.items() if name == "cpu" and one.value is not False]

@@ -103,6 +103,9 @@ def start(
         run.settings.setdefault("tuner_type", run.settings.pop("train_type"))
     run.check_names(not (lenient or run.value("ignore_args_error")))
     run.check_refusals()
+    share = run.value("warmup_ratio")
+    if isinstance(share, int | float) and share >= 1:
+        run.refuse("warmup_ratio", f"found {share}; expected a share below 1, or warmup_steps")
     _set_precision(run)
     _set_files(run)
     _report_training(run, method)
