@@ -58,3 +58,8 @@ def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     return getattr(import_module(f"bridge.api.{name}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names of the use cases, which are imported when they are asked for."""
+    return sorted({*globals(), *__all__})
