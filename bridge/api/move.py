@@ -342,7 +342,7 @@ def prove_move(
         (top / "model" / "config.json").write_text(json.dumps(proof.model))
         starts = _proof_starts(top, options, source, proof)
         spec = {
-            "run": asdict(run),
+            "run": run.values(),
             "options": {
                 **asdict(options),
                 **{name: str(getattr(options, name)) for name in ("checkpoint", "output", "model")},
