@@ -282,10 +282,10 @@ for step in range(4):
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "wanted"), [("copy", 2, "not-of-the-model"), ("masters", 0, "weights-changed")]
+    ("kind", "code", "wanted"), [("copy", 2, ["not-of-the-model"]), ("masters", 0, [])]
 )
 def test_a_model_that_no_optimizer_holds_is_watched_all_the_same(
-    kind: str, code: int, wanted: str, tmp_path: Path
+    kind: str, code: int, wanted: list[str], tmp_path: Path
 ) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(COPIES)
@@ -303,4 +303,6 @@ def test_a_model_that_no_optimizer_holds_is_watched_all_the_same(
     command += [sys.executable, str(script), kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == code, done.stderr
-    assert json.loads((folder / "findings.jsonl").read_text().splitlines()[0])["id"] == wanted
+    found = folder / "findings.jsonl"
+    lines = found.read_text().splitlines() if found.is_file() else []
+    assert [json.loads(line)["id"] for line in lines[:1]] == wanted
