@@ -272,7 +272,7 @@ class Run:
             return False  # a word of unknown value
         value = (self.world or 1) > 1 if name == "ranks" else self.value(name.removeprefix("!"))
         if condition == "zero":
-            return statement is not None and statement.value == 0
+            return statement is not None and bool(statement.value == 0)
         if condition in ("given", "absent"):
             return bool(statement and statement.value) == (condition == "given")
         if isinstance(condition, str):
