@@ -274,9 +274,9 @@ class Run:
         if condition == "zero":
             return statement is not None and bool(statement.value == 0)
         if condition in ("given", "absent"):
-            return bool(statement and statement.value) == (condition == "given")
+            return bool(statement and statement.value) is (condition == "given")
         if isinstance(condition, str):
-            return bool(value) == (condition == "set")
+            return bool(value) is (condition == "set")
         return bool(value in condition) != name.startswith("!")
 
     def report_own(self, read: Iterable[str] = ()) -> None:
