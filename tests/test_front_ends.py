@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,9 @@ def test_tables_have_each_setting_once(module: Any) -> None:
     table = module.table()
     assert not table.defaults.keys() & table.gone.keys()
     assert set(table.passed.values()) <= {*ARGUMENTS, *RETIRED}
-    assert all(any(row) for row in table.effects.values())
+    names = {*table.defaults, *table.gone, *table.passed}
+    patterns = {one for row in (*table.effects.values(), table.needs) for one in row}
+    assert [one for one in patterns if not fnmatch.filter(names, one)] == []
     named = {name.removeprefix("!") for _, when, _ in table.refusals for name in when}
     known = {*table.defaults, *table.passed, *ARGUMENTS, "ranks"}
     assert named <= known

@@ -272,11 +272,11 @@ class Run:
             return False  # a word of unknown value
         value = (self.world or 1) > 1 if name == "ranks" else self.value(name.removeprefix("!"))
         if condition == "zero":
-            return statement is not None and statement.value == 0
+            return statement is not None and bool(statement.value == 0)
         if condition in ("given", "absent"):
-            return bool(statement and statement.value) == (condition == "given")
+            return bool(statement and statement.value) is (condition == "given")
         if isinstance(condition, str):
-            return bool(value) == (condition == "set")
+            return bool(value) is (condition == "set")
         return bool(value in condition) != name.startswith("!")
 
     def report_own(self, read: Iterable[str] = ()) -> None:

@@ -80,7 +80,8 @@ def start(
     launch does not say. Raises `BridgeError` for settings with which ms-swift stops; if `lenient`, those that it does not
     have are findings.
     """
-    method, launcher = "", tuple[str, ...](["torchrun"])
+    method = ""
+    launcher: tuple[str, ...] = ("torchrun",)
     if isinstance(document.data, Script):
         launch = document.data.launch(_is_launch, "swift sft, pt or rlhf")
         by_command = Path(launch.program).name == "swift"

@@ -25,7 +25,7 @@ CLASSES = {
         *("ModelArguments", "DataArguments", "FinetuningArguments", "GeneratingArguments", "TrainingArguments"),
         "Seq2SeqTrainingArguments",
     ),
-    "axolotl": ("AxolotlInputConfig",),
+    "axolotl": ("AxolotlInputConfig", "SwanLabConfig"),
     "ms_swift": ("RLHFArguments", "PretrainArguments", "SftArguments", "Seq2SeqTrainingArguments"),
 }  # fmt: skip
 """The classes that the front end fills, whose bases are read too."""
