@@ -325,22 +325,7 @@ FOREIGN = {
         "x.yml",
         "{data-path: d, vocab-file: v, merge-file: m, train-iters: 9, checkpoint_num_layers: 1}",
     ),
-    "axolotl": (
-        "x.yml",
-        "{base_model: m, sequence_len: 64, micro_batch_size: 1, val_set_size: 0, bf16: true}",
-    ),
-    "axolotl, a short one": (
-        "x.yml",
-        "{base_model: m, datasets: [{path: p, type: alpaca}], micro_batch_size: 2, learning_rate: 1e-4}",
-    ),
-    "LLaMA-Factory": (
-        "x.yaml",
-        "{stage: sft, finetuning_type: full, cutoff_len: 8, output_dir: o, learning_rate: 1e-5}",
-    ),
-    "ms-swift": (
-        "x.yaml",
-        "{model: m, dataset: d, tuner_type: lora, split_dataset_ratio: 0.1, output_dir: o}",
-    ),
+    "LLaMA-Factory": ("x.yaml", "{template: qwen, infer_backend: vllm, model_name_or_path: m}"),
     "torchtune": (
         "x.yaml",
         "{model: {_component_: m}, tokenizer: {_component_: t}, optimizer: {_component_: o, lr: 1}}",
@@ -382,13 +367,6 @@ def test_a_file_of_another_program_is_named_as_what_it_is(
     (tmp_path / file).write_text(text)
     (line,) = said("check", file)
     assert program.partition(",")[0] in line and "which stagebridge does not read; give" in line
-
-
-def test_the_file_of_deepspeed_that_such_a_file_names_is_said(said: Said, tmp_path: Path) -> None:
-    text = "{base_model: m, sequence_len: 64, micro_batch_size: 1, val_set_size: 0, deepspeed: zero2.json}"
-    (tmp_path / "x.yml").write_text(text)
-    (line,) = said("convert", "x.yml", "--to", "megatron")
-    assert line.endswith("give zero2.json instead, which its key deepspeed names")
 
 
 @pytest.mark.parametrize("text", ["a = \n", "[a\n", "a = [1,\n"])

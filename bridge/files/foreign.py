@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FILES = (".json", ".hjson", ".yaml", ".yml")
-
 
 @dataclass(frozen=True)
 class ForeignKind:
     """A kind of file: `needed` are keys that all such files have, of `usual` they have at least `least`.
 
     A key is dotted, and begins at the top level. `source` is the place in the program's code that
-    reads the keys. `advice` says what to give instead; a file that names another config in the key
-    `naming` gets that name in place of the advice.
+    reads the keys. `advice` says what to give instead.
     """
 
     title: str
@@ -24,19 +21,16 @@ class ForeignKind:
     usual: frozenset[str] = frozenset()
     least: int = 0
     advice: str = "give the config or the launch script that the program runs with"
-    naming: str = ""
 
     def fits(self, data: Mapping[Any, Any]) -> bool:
         """Return whether a file is of this kind."""
         count = sum(_value(data, key) is not None for key in self.usual)
         return all(_value(data, key) is not None for key in self.needed) and count >= self.least
 
-    def sentence_about(self, data: Mapping[Any, Any]) -> str:
-        """Return the sentence about a file of this kind."""
-        name = _value(data, self.naming) if self.naming else None
-        file = name if isinstance(name, str) and name.endswith(FILES) else ""
-        advice = f"give {file} instead, which its key {self.naming} names" if file else self.advice
-        return f"{self.title}, which stagebridge does not read; {advice}"
+    @property
+    def sentence(self) -> str:
+        """The sentence about a file of this kind."""
+        return f"{self.title}, which stagebridge does not read; {self.advice}"
 
 
 def _value(data: Any, key: str) -> Any:
@@ -56,7 +50,6 @@ def _kind(
     )
 
 
-ENGINE = "give the DeepSpeed file of the run, or the launch script that names it"
 NEOX = (
     "give the script that starts deepy.py with all files of the run, as one part sets up no model"
 )
@@ -152,4 +145,4 @@ def foreign(data: Any) -> str:
     """Return a sentence on a file of a program that no dialect reads, with what to give instead; empty for other files."""
     if not isinstance(data, Mapping):
         return ""
-    return next((kind.sentence_about(data) for kind in KINDS if kind.fits(data)), "")
+    return next((kind.sentence for kind in KINDS if kind.fits(data)), "")
