@@ -137,6 +137,18 @@ def test_arguments_come_from_files_in_any_order(told: Any, words: tuple[str, ...
     assert rate["winner"]["line"] == {"args.json": 3, "args.yaml": 2}.get(file)
 
 
+def test_a_number_that_yaml_takes_for_a_text_stops_the_trainer(
+    told: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for spelling, code in (("1e-4", 1), ("1.0e-4", 2)):
+        text = "\n".join(f"{name}: {value}" for name, value in ARGS.items())
+        Path("args.yaml").write_text(text.replace("0.0001", spelling))
+        Path("alone.sh").write_text("torchrun --nproc_per_node 8 train.py args.yaml\n")
+        assert run(["resolve", "alone.sh"]) == code
+        said = "args.yaml, line 2: learning_rate: found 1e-4, which is a text in YAML 1.1"
+        assert (said in capsys.readouterr().err) == (code == 1)
+
+
 def test_of_two_sources_of_arguments_the_last_counts(told: Any) -> None:
     data = told("train.sh", "--with", "args.json", "--with", "learning_rate=0.5")
     assert row(data, "optimizer.params.lr")["value"] == 0.5

@@ -27,6 +27,7 @@ from bridge.stack.dialect import Config
 from bridge.stack.findings import Finding, Origin
 from bridge.stack.rules import Effect
 from bridge.stack.sources import ResolvedRun
+from bridge.stack.training_arguments import ARGUMENTS
 
 
 def resolve(
@@ -130,6 +131,14 @@ def _open_passed(job: Job) -> tuple[Job, list[str]]:
                 f"{job.file}, line {launch.line}: {launch.program} is given {launch.texts[0]} alone, and no"
                 f" such file is there; save it as {name}, or give its arguments with --with"
             )
+        document = parse(read_text(Path(name)), name, Path(name).suffix)
+        BridgeError.raise_if(
+            f"{name}, line {document.line(*key)}: {key[0]}: found {text}, which is a text in YAML 1.1;"
+            " HfArgumentParser makes no number of it, and training stops; write a point and the sign"
+            " of the exponent, such as 1.0e-5"
+            for key, text in document.strings.items()
+            if key[:1] and key[0] in ARGUMENTS
+        )
         return job, [name]
     return job, []
 
