@@ -6,6 +6,7 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +98,36 @@ def test_notes_are_in_the_result(folder: Path, capsys: pytest.CaptureFixture[str
     converted = stagebridge.convert(folder / "ds_config.json", "megatron")
     assert any("is read too" in line for line in converted.notes)
     assert not any(capsys.readouterr())
+
+
+@pytest.mark.parametrize("source", [None, 5, b"{}", [1, 2], ["--micro-batch-size", 2]])
+def test_what_is_no_source_is_an_error_that_says_so(source: Any) -> None:
+    with pytest.raises(SourceError, match="expected the name of a file, a mapping of settings"):
+        stagebridge.read(source)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 2.5, True, "8", 2**30])
+def test_numbers_of_ranks_are_whole_ones(ranks: Any) -> None:
+    with pytest.raises(SourceError, match=r"world_size: found .*, expected a whole number from 1"):
+        stagebridge.read(SMALL, world_size=ranks)
+
+
+def test_one_option_is_a_list_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto", "zero_optimization": {"stage": 2}}  # fmt: skip
+    (tmp_path / "zero2.json").write_text(json.dumps(auto))
+    (tmp_path / "args.json").write_text('{"max_grad_norm": 0.3}')
+    for options in ({"auto_from": "args.json"}, {"auto_from": [Path("args.json")]}):
+        made = stagebridge.read("zero2.json", world_size=1, allow="/nowhere", **options)
+        assert made.plan.optimizer.clip == 0.3
+    (tmp_path / "train.sh").write_text(
+        "torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+        " --seq-length 64 --max-position-embeddings 64 --micro-batch-size $MB --train-iters 3\n"
+    )
+    assert stagebridge.read("train.sh", env={"MB": 4}).plan.batch.micro == 4
+
+
+@pytest.mark.parametrize("output", [".", "", "/", "-"])
+def test_an_output_is_a_file(output: str) -> None:
+    with pytest.raises(SourceError, match=r"output: found .* expected the name of a file to write"):
+        stagebridge.convert(SMALL, "fast_llm", output=output)

@@ -72,6 +72,8 @@ def convert(
     `strict` for any loss; the error's `part` is then the `Result`.
     """
     source, place = source_of(readable, options), None if output is None else Path(output)
+    if place is not None and (not place.name or place.is_dir() or output == STDIN):
+        raise SourceError(f"output: found {str(output)!r}, expected the name of a file to write")
     with open_source(source) as notes:
         result, beside = _translate_file(source, to, to_version, carry, place)
         if strict and not (result.exact and not beside.edited):

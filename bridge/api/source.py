@@ -12,6 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict
 
+from bridge import limits
+from bridge.errors import SourceError
+
 STDIN = "-"
 """The name of standard input."""
 
@@ -24,13 +27,13 @@ class Options(TypedDict, total=False):
     world_size: int | None
     lenient: bool
     nearest: bool
-    auto: Sequence[str] | Mapping[str, Any]
-    auto_from: Sequence[str]
-    model: Path | None
-    code: Sequence[str] | Mapping[str, Any]
-    env: Sequence[str] | Mapping[str, str]
+    auto: str | Sequence[str] | Mapping[str, Any]
+    auto_from: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    model: str | os.PathLike[str] | None
+    code: str | Sequence[str] | Mapping[str, Any]
+    env: str | Sequence[str] | Mapping[str, Any]
     launch: int | None
-    allow: Sequence[str]
+    allow: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,41 @@ Readable = Source | str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
 
 
 def source_of(readable: Readable, options: Options) -> Source:
-    """Return what a use case was given as a source with these options."""
+    """Return what a use case was given as a source with these options. Raises `SourceError` for what is neither
+    a file's name, a mapping nor a list of words, and for a number of ranks that no run has.
+    """
+    values = _fit_options(options)
     if isinstance(readable, Source):
-        return replace(readable, **options)
+        return replace(readable, **values)
     if isinstance(readable, Mapping):
-        text = json.dumps(readable, default=str)
-        return Source(STDIN, text=text, title="the mapping", **options)
+        return Source(
+            STDIN, text=json.dumps(dict(readable), default=str), title="the mapping", **values
+        )
     if isinstance(readable, str | os.PathLike):
-        return Source(os.fspath(readable), **options)
-    return Source(STDIN, text=shlex.join(readable), title="the flags", **options)
+        return Source(os.fspath(readable), **values)
+    if isinstance(readable, Sequence) and all(isinstance(word, str) for word in readable):
+        return Source(STDIN, text=shlex.join(readable), title="the flags", **values)
+    raise SourceError(
+        f"found {readable!r:.60}, expected the name of a file, a mapping of settings or a list of words"
+    )
+
+
+def _fit_options(options: Options) -> dict[str, Any]:
+    """Return options in the types of `Source`: one file or pair is a list of one, and names of files are texts."""
+    found: dict[str, Any] = dict(options)
+    for name in ("auto", "code", "env", "auto_from", "allow"):
+        value = found.get(name, ())
+        if isinstance(value, str | os.PathLike):
+            found[name] = (value,)
+    for name in {"auto_from", "allow"} & found.keys():
+        found[name] = tuple(map(os.fspath, found[name]))
+    if isinstance(found.get("env"), Mapping):
+        found["env"] = {str(name): str(value) for name, value in found["env"].items()}
+    if found.get("model") is not None:
+        found["model"] = Path(found["model"])
+    ranks = found.get("world_size")
+    if ranks is not None and (type(ranks) is not int or not 1 <= ranks <= limits.RANKS):
+        raise SourceError(
+            f"world_size: found {ranks!r:.60}, expected a whole number from 1 to {limits.RANKS}"
+        )
+    return found
