@@ -403,6 +403,11 @@ def _print_comparison(comparison: Comparison, html: Path | None) -> None:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     steps = len({line.name.step for line in comparison.lines})
     out.print(f"{len(comparison.lines)} tensors of {steps} steps: {counts}", markup=False)
+    last = min((run.steps[-1] for _, run in both if run.steps), default=-1)
+    for label, run in both:
+        if rest := [step for step in run.steps if step > last]:
+            line = f"{label} goes on, and its steps {rest[0]} to {rest[-1]} are not compared"
+            out.print(line, markup=False, soft_wrap=True)
     if comparison.worst and comparison.worst.bound:
         out.print(
             f"nearest to the bound of rounding: {comparison.worst.name} {_distance_text(comparison.worst)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 def test_equal_runs(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     code, out, _ = said(capsys, "diff", runs / "again", runs / "good")
     assert (code, out.splitlines()[-1]) == (0, "equal up to rounding")
+
+
+def test_a_run_that_is_shorter_is_named(
+    capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path
+) -> None:
+    """One that was ended by force, say."""
+    shutil.copytree(runs / "again", tmp_path / "short")
+    for log in (tmp_path / "short").rglob("steps.jsonl"):
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    code, out, _ = said(capsys, "diff", tmp_path / "short", runs / "good")
+    assert code == 0 and "\nB goes on, and its steps 3 to 3 are not compared\n" in out
+    assert "goes on" not in said(capsys, "diff", runs / "again", runs / "good")[1]
 
 
 def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
