@@ -112,7 +112,10 @@ def start_document(source: Source, document: Document) -> tuple[Document, tuple[
     is_read = not is_script or any(registry.recognising(document.data)[0].values())
     if is_script and file is None:
         # The program's call names the file, which wins over one that the launch names.
-        document = replace(document, data=document.data.change(partial(_name_file, document)))
+        script = document.data.change(partial(_name_file, document, is_read))
+        # A script whose programs name none stays the user's own document.
+        if script.launches != document.data.launches:
+            document = replace(document, data=script)
         is_read = any(registry.recognising(document.data)[0].values())
     if isinstance(file, str) and not is_read:
         # The Trainer takes the file by its argument, wherever that is said.
@@ -152,10 +155,10 @@ def _join_flags(source: Source, document: Document) -> Document:
     return registry.load(HOST_FILE).join_flags(document, file) or document
 
 
-def _name_file(document: Document, launch: Launch) -> Launch:
+def _name_file(document: Document, is_read: bool, launch: Launch) -> Launch:
     """Return a launch with the file of a stack that its program gives the Trainer in a call, if there is one.
 
-    Raises `BridgeError` if the call gives no name of a file.
+    Raises `BridgeError` if the call gives no such file and a stack would take another file, as `is_read` says.
     """
     option = f"--{HOST_FILE}"
     own = [text.partition("=")[0] for text in launch.texts]
@@ -164,14 +167,18 @@ def _name_file(document: Document, launch: Launch) -> Launch:
     said = call.values.get(HOST_FILE)
     if said is None or not said.value or said.value in launch.texts:
         return launch
-    if not str(said.value).endswith((".json", ".hjson")):
-        raise BridgeError(
-            f"{said.source}: line {said.line}: {said.setting}: found {brief(str(said.value))}, expected the name of a"
-            " DeepSpeed file (.json); write the config into a file and name it there"
-        )
-    place = (said.setting, said.source, said.line or 0)
-    sources = {**launch.sources, len(launch.words): place}
-    return replace(launch, sources=sources).with_words((option, said.value))
+    name = str(said.value)
+    is_file = name.endswith((".json", ".hjson")) and find(name, folder_of(document.name))
+    if is_file:
+        place = (said.setting, said.source, said.line or 0)
+        sources = {**launch.sources, len(launch.words): place}
+        return replace(launch, sources=sources).with_words((option, name))
+    BridgeError.raise_if(
+        f"{said.source}: line {said.line}: {said.setting}: found {brief(name)}, expected the name of a DeepSpeed file"
+        " (.json) that is there; write the config into one, and name it in the call"
+        for _ in range(is_read)
+    )
+    return launch
 
 
 def place_of(name: str, beside: str) -> str:

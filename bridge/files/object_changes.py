@@ -15,7 +15,6 @@ MUTATORS = frozenset(
 """Methods that change a container."""
 WHOLE = "*"
 """Stands for attributes whose names the syntax does not tell."""
-Block = tuple[ast.AST, str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def find_changes(call: ast.Call, nodes: Sequence[ast.AST]) -> Changes:
     statement, is_object, others = _leave(call, parents)
     direct = _targets(statement) if is_object else set()
     names = _follow(nodes, parents, direct, statement if is_object else None)
-    kept = {
+    kept: set[ast.AST] = {
         node
         for node in nodes
         if (isinstance(node, ast.Name | ast.Attribute) and _spell(node) in names)
@@ -58,7 +57,9 @@ def find_changes(call: ast.Call, nodes: Sequence[ast.AST]) -> Changes:
     )
     assigned = dict[str, tuple[ast.expr, int]]()
     for one in late[:passed]:
-        for target in one.targets if isinstance(one, ast.Assign) else ():
+        if not isinstance(one, ast.Assign):
+            continue
+        for target in one.targets:
             if isinstance(target, ast.Attribute) and _spell(target.value) in direct:
                 assigned[target.attr] = (one.value, one.lineno)
                 found.remove((target.attr, target.lineno))
