@@ -1,4 +1,4 @@
-"""What a program does to an object after the call that makes it, found in the syntax; the program is never run."""
+"""What a program does to an object after the call that makes it, read from the syntax; the program is never run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Changes:
     each with its first line: attributes, methods with `()`, and `*` for any attribute.
     """
 
-    assigned: Mapping[str, tuple[ast.expr, int]] = field(default_factory=dict)
+    literals: Mapping[str, tuple[ast.expr, int]] = field(default_factory=dict)
     others: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -37,45 +37,45 @@ def find_changes(call: ast.Call, nodes: Sequence[ast.AST]) -> Changes:
     statement, is_object, others = _leave(call, parents)
     direct = _targets(statement) if is_object else set()
     names = _follow(nodes, parents, direct, statement if is_object else None)
-    kept: set[ast.AST] = {
+    uses: set[ast.AST] = {
         node
         for node in nodes
         if (isinstance(node, ast.Name | ast.Attribute) and _spell(node) in names)
         or (isinstance(node, ast.Attribute) and node.attr == "args")
     }
-    found = [(name, line) for node in kept for name, line in _find_effects(node, parents)]
-    found += others + [(WHOLE, line) for line in _find_remakes(nodes, kept, direct)]
+    effects = [(name, line) for node in uses for name, line in _find_effects(node, parents)]
+    effects += others + [(WHOLE, line) for line in _find_remakes(nodes, uses, direct)]
     late = _statements_after(statement, parents)
-    passed = next(
+    end = next(
         (
             at
             for at, one in enumerate(late)
             for node in ast.walk(one)
-            if node in kept and not isinstance(parents[node], ast.Attribute) and _loads(node)
+            if node in uses and not isinstance(parents[node], ast.Attribute) and _loads(node)
         ),
         len(late),
     )
-    assigned = dict[str, tuple[ast.expr, int]]()
-    for one in late[:passed]:
+    literals = dict[str, tuple[ast.expr, int]]()
+    for one in late[:end]:
         if not isinstance(one, ast.Assign):
             continue
         for target in one.targets:
             if isinstance(target, ast.Attribute) and _spell(target.value) in direct:
-                assigned[target.attr] = (one.value, one.lineno)
-                found.remove((target.attr, target.lineno))
+                literals[target.attr] = (one.value, one.lineno)
+                effects = [own for own in effects if own != (target.attr, target.lineno)]
     rest = dict[str, int]()
-    for name, line in sorted(found, key=lambda one: one[1]):
+    for name, line in sorted(effects, key=lambda one: one[1]):
         rest.setdefault(name, line)
-    return Changes({name: one for name, one in assigned.items() if name not in rest}, rest)
+    return Changes({name: one for name, one in literals.items() if name not in rest}, rest)
 
 
-def _find_remakes(nodes: Sequence[ast.AST], kept: set[ast.AST], direct: set[str]) -> Iterator[int]:
+def _find_remakes(nodes: Sequence[ast.AST], uses: set[ast.AST], direct: set[str]) -> Iterator[int]:
     """Yield the lines that give the name of an object to what a call makes of it."""
     for node in nodes:
-        made = getattr(node, "value", None)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(made, ast.Call):
-            given = {*made.args, *(word.value for word in made.keywords)}
-            if given & kept and _targets(node) & direct and _name(made) != "replace":
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(value, ast.Call):
+            arguments = {*value.args, *(word.value for word in value.keywords)}
+            if arguments & uses and _targets(node) & direct and _name(value) != "replace":
                 yield node.lineno
 
 
@@ -84,11 +84,11 @@ def _leave(
 ) -> tuple[ast.AST, bool, list[tuple[str, int]]]:
     """Return the statement of a call, whether its value is the object, and what the expression does to it."""
     node: ast.AST = call
-    is_object, found = True, list[tuple[str, int]]()
+    is_object, effects = True, list[tuple[str, int]]()
     while not isinstance(node, ast.stmt) and node in parents:
         outer = parents[node]
         if is_object:
-            found += _find_effects(node, parents)
+            effects += _find_effects(node, parents)
             inside = isinstance(outer, ast.Attribute | ast.keyword | ast.Call)
             makes = _name(outer) == "replace" or (
                 isinstance(outer, ast.Call) and outer.func is node
@@ -96,7 +96,7 @@ def _leave(
             method = isinstance(outer, ast.Attribute) and METHODS.fullmatch(outer.attr)
             is_object = not inside or makes or bool(method)
         node = outer
-    return node, is_object, found
+    return node, is_object, effects
 
 
 def _follow(
@@ -117,8 +117,8 @@ def _follow(
                 names |= _targets(node)
             elif isinstance(node, ast.Return) and (node is statement or _spell(value) in names):
                 makers |= {one.name for one in _outside(node, parents)}
-            elif isinstance(node, ast.Call) and (taken := functions.get(_name(node))):
-                places = [*taken.args.posonlyargs, *taken.args.args]
+            elif isinstance(node, ast.Call) and (function := functions.get(_name(node))):
+                places = [*function.args.posonlyargs, *function.args.args]
                 pairs = zip(places, node.args, strict=False)
                 names |= {place.arg for place, one in pairs if _spell(one) in names}
                 names |= {
@@ -167,12 +167,12 @@ def _find_effects(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Iterator
         case ast.Attribute(attr=name):
             yield from ((name, line) for _ in _find_writes(outer, parents))
         case ast.Call(func=func) if node is not func:
-            called = _name(outer)
-            if called in ("setattr", "delattr", "__setattr__"):
+            function = _name(outer)
+            if function in ("setattr", "delattr", "__setattr__"):
                 yield from _find_named(outer, 1, line)
-            elif called == "replace":
+            elif function == "replace":
                 yield from ((word.arg or WHOLE, line) for word in outer.keywords)
-            elif called == "vars" and [*_find_writes(outer, parents)]:
+            elif function == "vars" and [*_find_writes(outer, parents)]:
                 yield WHOLE, line
 
 

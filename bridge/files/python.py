@@ -43,16 +43,16 @@ def load_python(text: str, name: str = TEXT) -> Document:
 @dataclass(frozen=True)
 class Call:
     """A call in a program: the name that is called, its line, the values of keywords that are literals, and the source
-    text of the others; each keyword has its line. `**` stands for keywords of a mapping. `assigned` are attributes that
-    the object gets behind the call, with their literals, and `changed` what else may change it (`Changes`).
+    text of the others; each keyword has its line. `**` stands for keywords of a mapping. `later` are attributes that
+    the object gets behind the call, with their literals, and `changes` what else may change it (`Changes`).
     """
 
     name: str
     line: int
     values: Mapping[str, tuple[Any, int]]
     unread: Mapping[str, tuple[str, int]]
-    assigned: Mapping[str, tuple[Any, int]] = field(default_factory=dict)
-    changed: Mapping[str, int] = field(default_factory=dict)
+    later: Mapping[str, tuple[Any, int]] = field(default_factory=dict)
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=32)
@@ -87,10 +87,10 @@ def _follow_object(
 ) -> Call:
     """Return a call with what the program does to the object that it makes."""
     changes = find_changes(node, nodes)
-    given = [ast.keyword(name, value) for name, (value, _) in changes.assigned.items()]
-    later = _read_call(ast.Call(node.func, [], given, lineno=node.lineno), call.name, constants)
-    lines = {name: line for name, (_, line) in changes.assigned.items() if name in later.unread}
-    return replace(call, assigned=later.values, changed={**changes.others, **lines})
+    literals = [ast.keyword(name, value) for name, (value, _) in changes.literals.items()]
+    later = _read_call(ast.Call(node.func, [], literals, lineno=node.lineno), call.name, constants)
+    lines = {name: line for name, (_, line) in changes.literals.items() if name in later.unread}
+    return replace(call, later=later.values, changes={**changes.others, **lines})
 
 
 def _find_constants(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:

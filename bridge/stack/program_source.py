@@ -124,8 +124,8 @@ def read_arguments_call(
         return Told({}, findings)
     else:
         known = {*call.unread}
-        call, told = _take_assignments(call, launch.program)
-        findings = (*findings, *told)
+        call, more = _take_assignments(call, launch.program)
+        findings = (*findings, *more)
     lost = {
         name: line
         for name, (source, line) in call.unread.items()
@@ -145,18 +145,18 @@ def _take_assignments(call: Call, program: str) -> tuple[Call, tuple[Finding, ..
     other change of it.
     """
     has_file = HOST_FILE in call.unread or call.values.get(HOST_FILE, (None, 0))[0] is not None
-    late = LATE if has_file else LATE | FILLING
-    taken = {name: one for name, one in call.assigned.items() if name in late}
-    unread = {name: one for name, one in call.unread.items() if name not in taken}
-    others = {name: line for name, (_, line) in call.assigned.items() if name not in late}
-    known = {*ARGUMENTS, *RETIRED, *call.values, *call.unread}
-    told = (
+    names = LATE if has_file else LATE | FILLING
+    values = {name: one for name, one in call.later.items() if name in names}
+    unread = {name: one for name, one in call.unread.items() if name not in values}
+    early = {name: line for name, (_, line) in call.later.items() if name not in names}
+    arguments = {*ARGUMENTS, *RETIRED, *call.values, *call.unread}
+    findings = (
         unknown(f"{call.name}({name})", CHANGED, origin=Origin(line, "", program), end="")
-        for name, line in {**others, **call.changed}.items()
-        if name in known or call.name in TRL["defaults"] or not name.isidentifier()
+        for name, line in {**early, **call.changes}.items()
+        if name in arguments or call.name in TRL["defaults"] or not name.isidentifier()
         if name not in NO_STEP | QUIET_METHODS
     )
-    return replace(call, values={**call.values, **taken}, unread=unread), tuple(told)
+    return replace(call, values={**call.values, **values}, unread=unread), tuple(findings)
 
 
 def _say(call: Call, program: str) -> dict[str, Said]:
