@@ -141,3 +141,120 @@ def test_a_file_that_python_in_the_script_writes(
         rows, found = launch(f"{text}\n{start}", capsys)
         assert ("zero_optimization.stage" in rows) is is_read, rows["text"]
         assert is_read or (found == 1 and "python may write the file" in rows["text"])
+
+
+INLINE = (
+    "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 3\n"
+    "  gradient_accumulation_steps: 4\n  gradient_clipping: 1.0\n"
+)
+BY_FILE = (
+    "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+    "  deepspeed_config_file: other.json\n"
+)
+STARTED = "accelerate launch --config_file a.yaml train.py"
+
+
+def write_object(after: str, words: str = "bf16=True, gradient_accumulation_steps=4") -> None:
+    Path("train.py").write_text(
+        "from transformers import TrainingArguments, Trainer\n"
+        f"args = TrainingArguments('o', learning_rate=1e-4, max_steps=9, {words})\n{after}\n"
+    )
+
+
+def test_the_precision_of_a_call_is_the_one_of_accelerates_section(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a.yaml").write_text(INLINE)
+    write_object("Trainer(args=args)")
+    rows, code = launch(STARTED, capsys)
+    assert (rows.get("bf16.enabled"), code) == (True, 0), rows["text"]
+    write_object("Trainer(args=args)", "gradient_accumulation_steps=4")
+    rows, code = launch(STARTED, capsys)
+    assert code == 1 and "bf16+bf16_full_eval" in rows["text"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        STARTED,
+        f"{STARTED} --deepspeed other.json",
+        "accelerate launch --num_processes 2 --use_deepspeed --deepspeed_config_file other.json train.py",
+        "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_CONFIG_FILE=other.json"
+        " torchrun --nproc_per_node 2 train.py",
+    ],
+)
+def test_the_file_of_a_call_wins_over_all_that_the_launch_names(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.yaml").write_text(BY_FILE)
+    Path("other.json").write_text(FILE.replace('"stage": 2', '"stage": 1'))
+    write_program("1e-4")
+    rows, code = launch(words, capsys)
+    assert (rows.get("zero_optimization.stage"), code) == (2, 2), rows["text"]
+    ignored = [one["value"] for one in json.loads(rows["text"])["ignored"]]
+    assert ignored.count("other.json") == 1 + ("--deepspeed other" in words)
+
+
+def test_a_config_in_a_call_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text(BY_FILE)
+    Path("other.json").write_text(FILE)
+    for config in ('{"zero_optimization": {"stage": 1}}', '"none.json"'):
+        write_object("", f"deepspeed={config}")
+        rows, code = launch(STARTED, capsys)
+        assert code == 1 and ("train.py" if "{" in config else "none.json") in rows["text"]
+
+
+def test_assignments_before_the_trainer_count(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text(INLINE)
+    write_object(
+        "args.learning_rate = 1e-3\nargs.max_steps = 5\nargs.own = 1\nargs.logging_steps = 2\n"
+        "args.set_logging(steps=3)\nprint(vars(args), args.to_dict())\nTrainer(args=args).train()"
+    )
+    rows, code = launch(STARTED, capsys)
+    found = (rows["learning_rate"], rows["max_steps"], code)
+    assert found == (1e-3, 5, 0), rows["text"]
+
+
+@pytest.mark.parametrize(
+    ("after", "name"),
+    [
+        ("if x:\n    args.max_steps = 5", "max_steps"),
+        ("args.max_steps = 5\nfor i in y:\n    args.max_steps = 6", "max_steps"),
+        ("args.max_steps = count()", "max_steps"),
+        ("args.max_steps += 1", "max_steps"),
+        ("args.max_steps, x = 5, 6", "max_steps"),
+        ("args.bf16 = False", "bf16"),
+        ("Trainer(args=args).train()\nargs.max_steps = 5", "max_steps"),
+        ("t = Trainer(args=args)\nt.args.max_steps = 5", "max_steps"),
+        ("other = args\nother.max_steps = 5", "max_steps"),
+        ("def f(own):\n    own.max_steps = 5\nf(args)", "max_steps"),
+        ("args.lr_scheduler_kwargs['x'] = 1", "lr_scheduler_kwargs"),
+        ("args.lr_scheduler_kwargs.update(x=1)", "lr_scheduler_kwargs"),
+        ("setattr(args, 'max_steps', 5)", "max_steps"),
+        ("setattr(args, name, 5)", "*"),
+        ("vars(args)['max_steps'] = 5", "*"),
+        ("args.__dict__.update(own)", "*"),
+        ("own = vars(args)", "*"),
+        ("args = dataclasses.replace(args, max_steps=5)", "max_steps"),
+        ("args = tune(args)", "*"),
+        ("args = args.set_training(learning_rate=1e-3)", "set_training()"),
+    ],
+)
+def test_other_changes_of_the_object_are_named(
+    after: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.yaml").write_text(INLINE)
+    write_object(after)
+    rows, code = launch(STARTED, capsys)
+    (finding,) = [one for one in json.loads(rows["text"])["findings"] if "(" in one["path"]]
+    assert (finding["path"], code) == (f"TrainingArguments({name})", 2), rows["text"]
+    assert "changed after the call" in finding["message"]
+
+
+def test_what_the_call_filled_in_is_not_changed_behind_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_object("args.learning_rate = 1e-3\nargs.max_steps = 5", 'deepspeed="z.json"')
+    rows, code = launch("torchrun --nproc_per_node 2 train.py", capsys)
+    assert (rows["optimizer.params.lr"], rows["max_steps"], code) == (1e-4, 5, 2), rows["text"]
+    assert "TrainingArguments(learning_rate)" in rows["text"]

@@ -29,6 +29,7 @@ from bridge.files import (
 from bridge.files.foreign import foreign
 from bridge.files.notes import note
 from bridge.files.secrets import keep_hidden
+from bridge.files.shown import brief
 from bridge.plan.model import Model
 from bridge.plan.plan import Plan
 from bridge.stack import registry
@@ -109,9 +110,12 @@ def start_document(source: Source, document: Document) -> tuple[Document, tuple[
     file = arguments.get(HOST_FILE)
     is_script = isinstance(document.data, Script)
     is_read = not is_script or any(registry.recognising(document.data)[0].values())
-    if not is_read and not arguments:
-        # The program names the file in a call, where no word of the launch does.
-        document = replace(document, data=document.data.change(partial(_name_file, document)))
+    if is_script and file is None:
+        # The program's call names the file, which wins over one that the launch names.
+        script = document.data.change(partial(_name_file, document, is_read))
+        # A script whose programs name none stays the user's own document.
+        if script.launches != document.data.launches:
+            document = replace(document, data=script)
         is_read = any(registry.recognising(document.data)[0].values())
     if isinstance(file, str) and not is_read:
         # The Trainer takes the file by its argument, wherever that is said.
@@ -151,14 +155,30 @@ def _join_flags(source: Source, document: Document) -> Document:
     return registry.load(HOST_FILE).join_flags(document, file) or document
 
 
-def _name_file(document: Document, launch: Launch) -> Launch:
-    """Return a launch with the file of a stack that its program gives the Trainer in a call, if there is one."""
-    call = read_arguments_call(launch, folder_of(document.name), (), (HOST_FILE,))
+def _name_file(document: Document, is_read: bool, launch: Launch) -> Launch:
+    """Return a launch with the file of a stack that its program gives the Trainer in a call, if there is one.
+
+    Raises `BridgeError` if the call gives no such file and a stack would take another file, as `is_read` says.
+    """
+    option = f"--{HOST_FILE}"
+    own = [text.partition("=")[0] for text in launch.texts]
+    flags = (HOST_FILE,) if option in own else ()
+    call = read_arguments_call(launch, folder_of(document.name), flags, (HOST_FILE,))
     said = call.values.get(HOST_FILE)
-    name = said.value if said else None
-    if not isinstance(name, str) or find(name, folder_of(document.name)) is None:
+    if said is None or not said.value or said.value in launch.texts:
         return launch
-    return launch.with_words((f"--{HOST_FILE}", name))
+    name = str(said.value)
+    is_file = name.endswith((".json", ".hjson")) and find(name, folder_of(document.name))
+    if is_file:
+        place = (said.setting, said.source, said.line or 0)
+        sources = {**launch.sources, len(launch.words): place}
+        return replace(launch, sources=sources).with_words((option, name))
+    BridgeError.raise_if(
+        f"{said.source}: line {said.line}: {said.setting}: found {brief(name)}, expected the name of a DeepSpeed file"
+        " (.json) that is there; write the config into one, and name it in the call"
+        for _ in range(is_read)
+    )
+    return launch
 
 
 def place_of(name: str, beside: str) -> str:

@@ -6,12 +6,13 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, key_with_dots
+from bridge.files.object_changes import find_changes
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
 """Pattern for the beginning of a text that assigns a dictionary or list to a name."""
@@ -42,13 +43,16 @@ def load_python(text: str, name: str = TEXT) -> Document:
 @dataclass(frozen=True)
 class Call:
     """A call in a program: the name that is called, its line, the values of keywords that are literals, and the source
-    text of the others; each keyword has its line. `**` stands for keywords of a mapping.
+    text of the others; each keyword has its line. `**` stands for keywords of a mapping. `later` are attributes that
+    the object gets behind the call, with their literals, and `changes` what else may change it (`Changes`).
     """
 
     name: str
     line: int
     values: Mapping[str, tuple[Any, int]]
     unread: Mapping[str, tuple[str, int]]
+    later: Mapping[str, tuple[Any, int]] = field(default_factory=dict)
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=32)
@@ -71,7 +75,22 @@ def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     calls = (node for node in nodes if isinstance(node, ast.Call))
     named = ((node, real.get(_name(node), _name(node))) for node in calls)
     constants = _find_constants(nodes)
-    return tuple(_read_call(node, name, constants) for node, name in named if name in names)
+    return tuple(
+        _follow_object(_read_call(node, name, constants), node, nodes, constants)
+        for node, name in named
+        if name in names
+    )
+
+
+def _follow_object(
+    call: Call, node: ast.Call, nodes: Sequence[ast.AST], constants: Mapping[str, ast.expr]
+) -> Call:
+    """Return a call with what the program does to the object that it makes."""
+    changes = find_changes(node, nodes)
+    literals = [ast.keyword(name, value) for name, (value, _) in changes.literals.items()]
+    later = _read_call(ast.Call(node.func, [], literals, lineno=node.lineno), call.name, constants)
+    lines = {name: line for name, (_, line) in changes.literals.items() if name in later.unread}
+    return replace(call, later=later.values, changes={**changes.others, **lines})
 
 
 def _find_constants(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:

@@ -34,7 +34,7 @@ from bridge.stack.training_arguments import (
     default_of_trl,
 )
 
-NAME = "Accelerator"
+NAME, HOST_FILE = "Accelerator", "deepspeed"
 READ = ("mixed_precision", "gradient_accumulation_steps", "cpu")
 """Arguments that are read where they are literals."""
 QUIET = frozenset(("device_placement", "log_with", "project_config", "project_dir", "rng_types"))
@@ -48,6 +48,27 @@ SET_BY_PROGRAM = "the program sets it, which is not read, and may overrule the l
 MODULES = 100
 """Largest number of modules of a program that are looked through."""
 GIVE = "give their values with --with NAME=VALUE"
+CHANGED = "changed after the call, which stagebridge does not read"
+LATE = frozenset(
+    {
+        "dataloader_drop_last", "gradient_checkpointing", "label_smoothing_factor", "lr_scheduler_type", "max_steps",
+        "neftune_noise_alpha", "num_train_epochs", "optim", "seed", "warmup_steps",
+    }
+)  # fmt: skip
+"""Arguments that the Trainer takes from the object when it is built or trains, so that assignments count until then.
+The others have had their effect in the call (TrainingArguments.__post_init__).
+"""
+QUIET_METHODS = frozenset(
+    ("set_evaluate()", "set_logging()", "set_push_to_hub()", "set_save()", "set_testing()")
+)
+"""Methods of TrainingArguments whose arguments no step depends on."""
+FILLING = frozenset(
+    {
+        "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_accumulation_steps", "learning_rate", "max_grad_norm",
+        "per_device_train_batch_size", "weight_decay",
+    }
+)  # fmt: skip
+"""Arguments that fill in the DeepSpeed file of the call in that call (trainer_config_process), and are late without one."""
 CALL_WINS = "the call in the program counts, not the command"
 VARIABLE_WINS = "the launch wins over the argument of Accelerator; drop one of the two"
 
@@ -103,6 +124,8 @@ def read_arguments_call(
         return Told({}, findings)
     else:
         known = {*call.unread}
+        call, more = _take_assignments(call, launch.program)
+        findings = (*findings, *more)
     lost = {
         name: line
         for name, (source, line) in call.unread.items()
@@ -112,9 +135,28 @@ def read_arguments_call(
     if lost:
         message = f"{', '.join(lost)}: no literals, so they are not read, and may overrule the launch; {GIVE}"
         origin = Origin(min(lost.values()), "", launch.program)
-        findings = (unknown(call.name, message, origin=origin, end=""),)
+        findings = (unknown(call.name, message, origin=origin, end=""), *findings)
     said = _say(call, launch.program)
     return Told({name: one for name, one in said.items() if name in names}, findings)
+
+
+def _take_assignments(call: Call, program: str) -> tuple[Call, tuple[Finding, ...]]:
+    """Return a call with the values that its object gets before the Trainer takes them, and a finding for each
+    other change of it.
+    """
+    has_file = HOST_FILE in call.unread or call.values.get(HOST_FILE, (None, 0))[0] is not None
+    names = LATE if has_file else LATE | FILLING
+    values = {name: one for name, one in call.later.items() if name in names}
+    unread = {name: one for name, one in call.unread.items() if name not in values}
+    early = {name: line for name, (_, line) in call.later.items() if name not in names}
+    arguments = {*ARGUMENTS, *RETIRED, *call.values, *call.unread}
+    findings = (
+        unknown(f"{call.name}({name})", CHANGED, origin=Origin(line, "", program), end="")
+        for name, line in {**early, **call.changes}.items()
+        if name in arguments or call.name in TRL["defaults"] or not name.isidentifier()
+        if name not in NO_STEP | QUIET_METHODS
+    )
+    return replace(call, values={**call.values, **values}, unread=unread), tuple(findings)
 
 
 def _say(call: Call, program: str) -> dict[str, Said]:

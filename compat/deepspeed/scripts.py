@@ -269,10 +269,18 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     # Of a launch that stands for a config next to this file, nobody wrote the words.
     place = None if document.name == script.name and content is None else line
     winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, place)
+    options_at = [at for at, text in enumerate(launch.texts) if text == winner.setting]
+    if said := launch.sources.get(max(options_at, default=-1)):
+        winner = Said(said[0], winner.value, said[1], said[2])
     passed = accelerated.pass_on(launch, script, _file_opener(script, launch), winner)
+    why = accelerated.describe_winner(winner)
     unheard = [*passed.unheard]
+    unheard += [
+        Unheard(Said(option, spell_pieces(value), "", at), why)
+        for option, value, at in words[:-1]
+        if spell_pieces(value) != winner.value
+    ]
     if not by_trainer and arguments is None:
-        why = accelerated.describe_winner(winner)
         unheard += [
             Unheard(said, why, IGNORED.get(name, Effect.COST))
             for name, said in passed.environment.items()
