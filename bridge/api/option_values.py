@@ -60,10 +60,8 @@ def is_part(words: str) -> bool:
     data = parse(read_text(path), words, suffix).data
     if not isinstance(data, Mapping):
         return isinstance(data, list) and any(str(word).startswith("--") for word in data)
-    own = data.keys() - {
-        *ARGUMENTS,
-        *RETIRED,
-    }  # of arguments of the Trainer, some are keys of DeepSpeed as well
+    # Of arguments of the Trainer, some are keys of DeepSpeed as well.
+    own = data.keys() - {*ARGUMENTS, *RETIRED}
     score = registry.score(HOST_FILE, data) if own else 0
     return bool(score and not registry.name_lookalike(HOST_FILE, data))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -45,6 +45,10 @@ Size = Annotated[int, BeforeValidator(_whole), Ge(0)]
 """A non-negative integer."""
 Real = float
 """A finite real number; strict schemas refuse booleans for it."""
+NonNegative = Annotated[Real, Ge(0)]
+Positive = Annotated[Real, Gt(0)]
+Fraction = Annotated[Real, Ge(0), Le(1)]
+Beta = Annotated[Real, Ge(0), Lt(1)]
 UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
 """A ZeRO level from 0 to 3. `True` is refused, though it equals 1 in Python."""
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 
 from bridge.plan.families.schema import ModelKeys as ModelKeys
-from bridge.plan.section import Real, tuples
+from bridge.plan.section import (
+    Beta as Beta,
+    Fraction as Fraction,
+    NonNegative as NonNegative,
+    Positive as Positive,
+    tuples,
+)
 
 DTYPES = {
     name: short
@@ -52,9 +57,6 @@ def _mode(value: Any) -> Any:
 
 Dtype = Annotated[Literal["fp64", "fp32", "fp16", "bf16"], BeforeValidator(_dtype)]
 ModelDtype = Annotated[Literal["fp64", "fp32", "fp16", "bf16", "auto"], BeforeValidator(_dtype)]
-NonNegative = Annotated[Real, Ge(0)]
-Positive = Annotated[Real, Gt(0)]
-Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(tuples)]
 Names = Annotated[
     tuple[str, ...],
@@ -74,6 +76,5 @@ REST = "*"
 
 
 Shape = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
-Fraction = Annotated[Real, Ge(0), Le(1)]
 MeshAxes = Annotated[tuple[Literal["cp"]], BeforeValidator(tuples)]
 Items = list[Any]

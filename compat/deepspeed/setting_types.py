@@ -3,10 +3,16 @@
 # No annotation is a text here: pydantic would compile each of them at every start.
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le
 from pydantic import BeforeValidator, Field as field
 
-from bridge.plan.section import Real, Whole
+from bridge.plan.section import (
+    Beta as Beta,
+    Fraction as Fraction,
+    NonNegative as NonNegative,
+    Positive as Positive,
+    Whole,
+)
 
 DTYPES = {
     name: short
@@ -48,10 +54,6 @@ Dtype = Annotated[
     BeforeValidator(lambda value: DTYPES.get(value, value) if isinstance(value, str) else value),
 ]
 CommDtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_lower)]
-Fraction = Annotated[Real, Ge(0), Le(1)]
-NonNegative = Annotated[Real, Ge(0)]
-Positive = Annotated[Real, Gt(0)]
-Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
 # DeepSpeed takes one name for a list of one
 # (runtime/zero/leaf_module_config.py, _coerce_container_types).

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import BeforeValidator
 
-from bridge.plan.section import Real
+from bridge.plan.section import Fraction as Fraction, NonNegative as NonNegative, Real
 
 IMPORTANCE = {
     "core": 0,
@@ -61,8 +61,6 @@ Dtype = Annotated[
 Level = Annotated[int, Ge(0)]
 Positive = Annotated[int, Gt(0)]
 PositiveReal = Annotated[Real, Gt(0)]
-NonNegative = Annotated[Real, Ge(0)]
-Fraction = Annotated[Real, Ge(0), Le(1)]
 Free = dict[str, Any]
 ZeroLevel = Annotated[int, Ge(1), Le(3)]
 Strings = list[str]

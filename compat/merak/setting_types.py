@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Le, MinLen
 from pydantic import BeforeValidator
 
-from bridge.plan.section import Count, Real, Whole, tuples
+from bridge.plan.section import (
+    Beta as Beta,
+    Count,
+    Fraction as Fraction,
+    NonNegative as NonNegative,
+    Positive as Positive,
+    Whole,
+    tuples,
+)
 
 
 def _word(value: Any) -> Any:
@@ -43,10 +51,6 @@ def _name(value: Any) -> Any:
     return value
 
 
-Positive = Annotated[Real, Gt(0)]
-NonNegative = Annotated[Real, Ge(0)]
-Fraction = Annotated[Real, Ge(0), Le(1)]
-Beta = Annotated[Real, Ge(0), Lt(1)]
 Power = Annotated[Whole, Ge(0), Le(127)]
 Steps = Annotated[Whole, Ge(-1)]
 Word = Annotated[str, BeforeValidator(_word)]
