@@ -14,7 +14,7 @@ STACK = "deepspeed"
 """The stack whose folder shows what each has."""
 OTHERS = {
     "tests": "Laws, facts and the command line; a folder for each stack; tests/versions against real releases;"
-    " tests/common/harvesting adds a release.",
+    " tests/harvesting adds a release.",
     "docs": "Pages, most of them made by `python docs/generate`.",
     "benchmarks": "Figures, and how to reproduce them.",
     "examples": "A config of each stack, with what it becomes in the others.",
