@@ -105,8 +105,10 @@ def test_a_launch_starts_what_the_real_parser_reads(name: str, data: st.DataObje
             patch.setattr(parser, "error", _raise)
             real = parser.parse_args(words)
     except ValueError as error:
-        unknown = re.search("unrecognized arguments: -|ambiguous option", str(error))
-        assert not unknown or launch.unknown_options
+        unknown = re.search(r"unrecognized arguments: -|ambiguous option: ([^\s=]+)", str(error))
+        # Python 3.11 also looks for ambiguous options among the program's own words.
+        own = " ".join(words).partition(f" {launch.program} ")[2].split()
+        assert not unknown or unknown[1] in own or launch.unknown_options
         return
     program = vars(real).get("training_script", vars(real).get("user_script"))
     rest = vars(real).get("training_script_args", vars(real).get("user_args"))
