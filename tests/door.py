@@ -79,6 +79,14 @@ def commands(readme: str) -> Iterator[Command]:
             extra = found["extra"] or NONE
 
 
+def read_pages(home: Path) -> str:
+    """README and the page of commands. Extras are installed in the clone, before README enters the demo's folder."""
+    readme = (home / "README.md").read_text("utf-8")
+    body, _, extras = (home / "docs" / "commands.md").read_text("utf-8").partition("## Extras")
+    install, mark, rest = readme.partition("## Five commands")
+    return install + extras + mark + rest + body
+
+
 def walk(readme: str, extra: str) -> Iterator[Command]:
     """README's commands for an extra, in their order."""
     for command in commands(readme):
@@ -127,7 +135,7 @@ def run(extra: str, home: Path, wheel: Path, work: Path) -> tuple[str, bool, flo
     (place / "here").mkdir(parents=True)
     subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
     path = f"{place / 'venv' / 'bin'}{pathsep}{environ['PATH']}"
-    readme = (home / "README.md").read_text("utf-8")
+    readme = read_pages(home)
     address = CLONE.search(readme)
     url = address[1] if address else str(home)
     redirected = {

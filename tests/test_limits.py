@@ -1,4 +1,4 @@
-"""Limits: they stand in the README, what is beyond one is refused by its name, and a command ends within them."""
+"""Limits: they have a page, what is beyond one is refused by its name, and a command ends within them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from compat.megatron import releases
 
 pytestmark = pytest.mark.once
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "limits.md"
 LAUNCH = "--micro-batch-size 1 --global-batch-size 8 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
 LAUNCH += "--max-position-embeddings 32 --lr 1e-3 --train-iters 10\n"
 
 
-def test_the_readme_names_them() -> None:
-    said = " ".join(README.read_text(encoding="utf-8").partition("## Limits")[2].split())
+def test_their_page_names_them() -> None:
+    said = " ".join(PAGE.read_text(encoding="utf-8").split())
     for words in (
         "10 s of processor time",
         f"{limits.MEMORY >> 30} GiB of memory",

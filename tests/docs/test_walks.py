@@ -27,13 +27,20 @@ pytestmark = pytest.mark.once
 
 HOME = Path(__file__).resolve().parents[2]
 PRINTED = (HOME / "README.md").read_text()
-README = re.sub(
-    r"^```sh\n(.*?)^```$",
-    lambda block: indent(block[1], "    "),
-    PRINTED,
-    flags=re.MULTILINE | re.DOTALL,
-)
-"""The README with its commands indented, as those of the pages are."""
+
+
+def indent_commands(page: str) -> str:
+    """A page with its commands indented, as those of other pages are."""
+    return re.sub(
+        r"^```sh\n(.*?)^```$",
+        lambda block: indent(block[1], "    "),
+        page,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+
+
+README = indent_commands(PRINTED)
+COMMANDS = indent_commands((HOME / "docs" / "commands.md").read_text())
 WALKS = (HOME / "docs" / "walks.md").read_text()
 GATE = (HOME / "docs" / "gate.md").read_text()
 ENGINES = (HOME / "docs" / "engines.md").read_text()
@@ -112,14 +119,15 @@ def walks() -> list[Walk]:
 
 
 def of_readme() -> list[Walk]:
-    whole = README.partition("## On the command line")[2].partition("## In Python")[0]
+    whole = COMMANDS.partition("## Extras")[0]
     light, *extras = re.split(r"^With the extra `(\w+)`", whole, flags=re.MULTILINE)
     of = dict(zip(extras[::2], extras[1::2], strict=True))
     return [
-        Walk("the README's commands", commands(light)),
-        Walk("the README's commands that train", commands(of["engine"])),
+        Walk("the README's commands", commands(README)),
+        Walk("the page's commands", commands(light)),
+        Walk("the page's commands that train", commands(of["engine"])),
         Walk(
-            "the README's commands that draw and generate",
+            "the page's commands that draw and generate",
             commands(of["plot"]) + commands(of["test"]),
         ),
     ]
@@ -180,10 +188,10 @@ def test_there_are_as_many_walks_as_people_and_as_few_commands_as_they_need() ->
     assert [walk.trains for walk in walks()] == [False, False, True, False, False]
 
 
-def test_every_command_of_the_readme_is_in_a_walk() -> None:
-    assert set(commands(README.partition("## In Python")[0])) == {
-        "stagebridge convert megatron.args --to deepspeed --world-size 8 -o ds_config.json",
-        *(command for walk in of_readme() for command in walk.commands),
+def test_every_command_of_readme_and_its_page_is_in_a_walk() -> None:
+    assert len(commands(README)) == 5
+    assert set(commands(README + COMMANDS)) == {
+        command for walk in of_readme() for command in walk.commands
     }
 
 
@@ -216,7 +224,7 @@ def test_every_command_does_what_it_is_printed_for(
 
 def test_the_light_commands_need_no_extra(folder: Path) -> None:
     """None of them imports, or asks for, what `pip install .` does not bring."""
-    words = [shlex.split(command)[1:] for command in of_readme()[0].commands]
+    words = [shlex.split(command)[1:] for walk in of_readme()[:2] for command in walk.commands]
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in EXTRAS)
     code = f"import json, sys; {blocked}\nfrom bridge.cli import run\nprint(json.dumps([run(line) for line in {words!r}]))"
     found = subprocess.run(
@@ -278,12 +286,12 @@ def test_a_script_of_deepspeed_runs_under_the_command_of_the_page_of_models(fold
 def test_the_four_lines_become_what_the_readme_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = README.partition("Four lines of Megatron:\n\n")[2].partition("\n\nare, on 8 ranks")[0]
-    shown, _, rest = README.partition("these of DeepSpeed:\n\n")[2].partition(
-        "\n\nand, in the training script"
-    )
-    script = rest.partition(":\n\n")[2].partition("\n\nand one row")[0]
-    row = README.partition("changed the loss:\n\n")[2].partition("\n\nstagebridge translates")[0]
+    flags = README.partition("Four lines of Megatron:\n\n")[2].partition("\n\nbecome, for 8 ranks")[
+        0
+    ]
+    shown, _, rest = README.partition("(its main lines):\n\n")[2].partition("\n\nand lines for")
+    script = rest.partition("which weights decay:\n\n")[2].partition("\n\nOne setting")[0]
+    row = README.partition("begins with it:\n\n")[2].partition("\n\n## ")[0]
     (tmp_path / "four.args").write_text(
         "\n".join(line.strip() for line in flags.splitlines()) + "\n"
     )
@@ -319,7 +327,7 @@ def test_the_four_lines_become_what_the_readme_shows(
     assert err.startswith(rows[0].strip() + "\n") and " ".join(" ".join(rows[1:]).split()) in told
 
 
-def test_the_report_of_the_readme_is_the_one_that_is_printed(
+def test_the_report_of_the_page_is_the_one_that_is_printed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -327,7 +335,7 @@ def test_the_report_of_the_readme_is_the_one_that_is_printed(
         == 0
     )
     out = capsys.readouterr().out.strip()
-    assert "".join(f"    {line}".rstrip() + "\n" for line in out.splitlines()) in README
+    assert "".join(f"    {line}".rstrip() + "\n" for line in out.splitlines()) in COMMANDS
 
 
 @pytest.mark.parametrize("command", commands(GATE), ids=range(len(commands(GATE))))
