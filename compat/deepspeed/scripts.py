@@ -19,6 +19,7 @@ from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack import trainer_detection
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.program_source import (
+    ASSIGNED as ASSIGNED,
     CALL_WINS,
     find_defaults_of_trl,
     read_arguments_call,
@@ -28,7 +29,7 @@ from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
 from bridge.stack.training_arguments import QUIET, read_word
 from compat.deepspeed import accelerated
-from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
+from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, FILE, TRAINED, name_argument
 
 PROGRAM = "train.py"
 """Stands for the program that a launch of flags alone does not name."""
@@ -131,7 +132,8 @@ class Found:
     if the user says so. `file` is the name of the config file; empty if the script itself contains
     the document. `facts` replace "auto" where accelerate starts the run. `environment` has the
     variables that accelerate reads where another program starts it. `sources` say who sets what of a
-    run that accelerate starts.
+    run that accelerate starts. `assigned` are
+    arguments that the program gives the Trainer last, over all that anybody says beside it.
     """
 
     document: Document
@@ -144,6 +146,7 @@ class Found:
     facts: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Said] = field(default_factory=dict)
     sources: Sources = NO_SOURCES
+    assigned: Placed = field(default_factory=lambda: Placed({}, {}))
 
 
 def is_launch(launch: Launch, script: Script) -> bool:
@@ -253,7 +256,8 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     options = {name: value for name, value, _ in _arguments(launch)}
     usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
-    usual, told = _add_arguments(launch, script, usual, arguments is None)
+    by_option = own is not None and own[0] == TRAINER
+    usual, told, assigned = _add_arguments(launch, script, usual, arguments, by_option)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
@@ -296,6 +300,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
         file,
         environment=passed.environment,
         sources=Sources(unheard=tuple(unheard)),
+        assigned=assigned,
     )
 
 
@@ -308,8 +313,9 @@ def _read_accelerated(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
     by_trainer = by_trainer or arguments is not None
-    usual, told = _add_arguments(launch, script, usual, arguments is None)
-    said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
+    usual, told, assigned = _add_arguments(launch, script, usual, arguments)
+    beside = getattr(arguments, "places", {})
+    said = {**usual.places, **beside, **assigned.places} if by_trainer else {}
     halves = (replace(said[name], setting=f"--{name}") for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
     call = read_call(launch, folder_of(script.name))
@@ -345,26 +351,34 @@ def _read_accelerated(
         file,
         launch_config.facts,
         sources=launch_config.sources,
+        assigned=assigned,
     )
 
 
 def _add_arguments(
-    launch: Launch, script: Script, arguments: Placed, alone: bool
-) -> tuple[Placed, tuple[Finding, ...]]:
-    """Return the arguments of a launch under those that its program writes in a call, if the launch is `alone`, and over
-    the defaults of trl, if the program takes them by a class of trl.
+    launch: Launch,
+    script: Script,
+    arguments: Placed,
+    beside: Mapping[str, Any] | None,
+    by_option: bool = False,
+) -> tuple[Placed, tuple[Finding, ...], Placed]:
+    """Return the arguments of a launch under those that its program writes in a call, and over the defaults of trl, if
+    the program takes them by a class of trl; and what the program assigns behind the call, which counts over
+    arguments that are given `beside` the launch too. `by_option` says that an option gives the Trainer its file.
     """
-    findings, folder = tuple[Finding, ...](), folder_of(script.name)
-    if alone:
-        names = {**DATED, **DEFAULTS, **COURSE, **TRAINED}
-        call = read_arguments_call(launch, folder, arguments, names)
-        values = {name: said.value for name, said in call.values.items()}
-        arguments = arguments.overlay(Placed(values, call.values), CALL_WINS)
-        findings = call.findings
+    folder = folder_of(script.name)
+    names = {**DATED, **DEFAULTS, **COURSE, **TRAINED}
+    flags = {*arguments, *({FILE} if by_option else ())}
+    call = read_arguments_call(launch, folder, flags, names, beside)
+    given = {name: said for name, said in call.values.items() if name not in call.assigned}
+    values = {name: said.value for name, said in given.items()}
+    arguments = arguments.overlay(Placed(values, given), CALL_WINS)
     usual, told = find_defaults_of_trl(launch, folder, arguments)
     values = {name: said.value for name, said in usual.items()}
     found = Placed({**values, **arguments}, {**usual, **arguments.places}, arguments.lost)
-    return found, (*findings, *told)
+    assigned = Placed({name: said.value for name, said in call.assigned.items()}, call.assigned)
+    assigned.unknown |= call.changed
+    return found, (*call.findings, *told), assigned
 
 
 def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:

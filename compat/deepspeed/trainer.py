@@ -46,6 +46,16 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
+LENGTH = frozenset({"max_steps", "num_train_epochs"})
+SETS = {"max_steps": "code.steps", "num_train_epochs": "code.epochs", "seed": "code.seed"}
+"""Of arguments that a file has no key for, the one of the code part."""
+OPTIMIZER = frozenset(
+    {"optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"}
+)
+CHANGED_OPTIMIZER = (
+    "not given: Hugging Face's Trainer then builds its own optimizer, and the program changes {} behind the call;"
+    " the optimizer's fields in the plan stay open"
+)
 COURSE: Mapping[str, Any] = find_defaults("num_train_epochs", "seed")
 """TrainingArguments that no DeepSpeed file has, and that the code part holds."""
 
@@ -597,10 +607,14 @@ def filling(
     `total` optimizer steps (None: not known), with the release `version` of transformers (None: the newest).
     """
     args = _fill_arguments(arguments)
+    # What a program changes so that nobody knows it is left open.
+    unknown = {*getattr(arguments, "unknown", ())}
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
+    total = None if unknown & LENGTH else total
     warmup, rate = _count_warmup(args, total), args["learning_rate"]
+    warmup = None if unknown & {"warmup_steps", "warmup_ratio"} else warmup
     demands: dict[str, tuple[Any, str]] = {
         MICRO: (micro, "per_device_train_batch_size"),
         STEPS: (steps, "gradient_accumulation_steps"),
@@ -626,6 +640,7 @@ def filling(
         demands["scheduler.params.warmup_num_steps"] = (max(1, warmup), "warmup_steps")
     if total is not None:
         demands["scheduler.params.total_num_steps"] = (total, "max_steps")
+    demands = {key: row for key, row in demands.items() if unknown.isdisjoint(row[1].split("+"))}
     values = {path: value for path, (value, _) in demands.items()} | {
         "scheduler.params.warmup_min_lr": 0
     }
@@ -657,10 +672,15 @@ def filling(
     # rate, make a schedule that no plan knows.
     schedule = (
         {}
-        if args["lr_scheduler_kwargs"]
+        if args["lr_scheduler_kwargs"] or unknown & {"lr_scheduler_type", "lr_scheduler_kwargs"}
         else _build_schedule(args["lr_scheduler_type"], warmup, total)
     )
     optimizer, message = _build_optimizer(args, values)
+    if changed := sorted(unknown & OPTIMIZER):
+        optimizer, message = {}, CHANGED_OPTIMIZER.format(", ".join(changed))
+    sets = {
+        key: one for key, one in sets.items() if key not in {SETS.get(name) for name in unknown}
+    }
     return Filling(
         values,
         {name: fact for name, fact in facts.items() if fact is not None},
