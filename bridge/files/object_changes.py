@@ -54,7 +54,7 @@ class _Program:
             for node in nodes:
                 kind = self.kind(getattr(node, "value", None))
                 if isinstance(node, ast.Return) and kind is not None:
-                    self.functions |= {one: kind for one in self._function_around(node)}
+                    self.functions |= dict.fromkeys(self._function_around(node), kind)
                 elif isinstance(node, ast.Call) and (function := own.get(_name(node))):
                     places = [*function.args.posonlyargs, *function.args.args]
                     pairs = [

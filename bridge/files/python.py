@@ -113,7 +113,7 @@ def find_parsed(text: str, names: Collection[str]) -> Call | None:
             lines += ((node.lineno, name) for name in classes if name in names)
             # Parsers of several tuples leave the index open; the last one's counts.
             index = next((at for at, name in enumerate(classes) if name in names), None)
-            makers |= {} if index is None else {call: index for call in _find_parses(nodes)}
+            makers |= {} if index is None else dict.fromkeys(_find_parses(nodes), index)
     if not makers:
         return None
     line, name = lines[0]
@@ -123,9 +123,9 @@ def find_parsed(text: str, names: Collection[str]) -> Call | None:
 
 def _find_parses(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
     for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if PARSES.fullmatch(node.func.attr):
-                yield node
+        name = _name(node) if isinstance(node, ast.Call) else ""
+        if PARSES.fullmatch(name):
+            yield node
 
 
 def _last_name(node: ast.AST) -> str:
@@ -195,6 +195,20 @@ def find_imports(text: str) -> tuple[str, ...]:
             module = node.module or ""
             found += (module, *(f"{module}.{one.name}".lstrip(".") for one in node.names))
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def find_methods(text: str, names: Collection[str]) -> tuple[Call, ...]:
+    """Return the calls of methods of these names of an object, which is no module that the program imports."""
+    nodes = _walk(text)
+    imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    modules = {(one.asname or one.name).partition(".")[0] for node in imports for one in node.names}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and _name(node) in names)
+    return tuple(
+        _read_call(node, _name(node))
+        for node in calls
+        if isinstance(node.func, ast.Attribute)
+        and modules.isdisjoint(getattr(one, "id", "") for one in ast.walk(node.func))
+    )
 
 
 def find_variables(text: str) -> dict[str, int]:

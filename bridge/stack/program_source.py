@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.files import (
@@ -19,13 +20,16 @@ from bridge.files import (
     find_calls,
     find_defaults,
     find_imports,
+    find_methods,
     find_parsed,
     find_variables,
     read_text,
+    scalar,
 )
 from bridge.shell import spell_pieces
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
 from bridge.stack.training_arguments import (
     ARGUMENTS,
@@ -71,7 +75,20 @@ FILLING = frozenset(
     }
 )  # fmt: skip
 """Arguments that fill in the DeepSpeed file of the call in that call (trainer_config_process), and are late without one."""
+CLIPS: Mapping[str, tuple[str, Effect]] = {
+    "clip_grad_norm_": (
+        "accelerate clips nothing here under DeepSpeed, whose gradient_clipping alone counts; set that in the DeepSpeed"
+        " file to the value of this call",
+        Effect.NUMBERS,
+    ),
+    "clip_grad_value_": (
+        "accelerate refuses this call under DeepSpeed; drop it, and set gradient_clipping in the DeepSpeed file",
+        Effect.STOPS,
+    ),
+}
 CALL_WINS = "the call in the program counts, not the command"
+UNKNOWN = "unknown"
+CHANGES = "the program changes it, so give its value with --with {}=VALUE"
 ASSIGNED = "the program assigns it last; change it there"
 VARIABLE_WINS = "the launch wins over the argument of Accelerator; drop one of the two"
 
@@ -113,6 +130,22 @@ def read_call(launch: Launch, folder: Path | None) -> Told:
         {name: said for name, said in values.items() if name in READ},
         (*_name_unread({**others, **call.unread}, launch.program), *variables),
     )
+
+
+def find_clipping(launch: Launch, folder: Path | None, in_file: Any) -> Iterator[Finding]:
+    """Yield a finding for each call of accelerate's clipping in the program of a launch, which does not clip under
+    DeepSpeed, unless it asks for what the file says.
+
+    Source: accelerate/accelerator.py (clip_grad_norm_, clip_grad_value_).
+    """
+    launch, text = _find_module(launch, folder, (NAME,))
+    for call in find_methods(text, CLIPS) if find_calls(text, (NAME,)) else ():
+        asked = call.unread.get("argument 2", ("", 0))[0]
+        value = call.values.get("max_norm", (scalar(asked), 0))[0]
+        message, effect = CLIPS[call.name]
+        if effect is Effect.STOPS or value != in_file:
+            origin = Origin(call.line, "", launch.program)
+            yield Finding(call.name, message, effect, True, origin=origin, surprising=True)
 
 
 def read_arguments_call(

@@ -370,6 +370,7 @@ class _KeyReader(Reader):
     added: Mapping[str, Said] = field(default_factory=dict)
     # Arguments that the program changes, so that nobody knows their value.
     changed: Mapping[str, Said] = field(default_factory=dict)
+    case: trainer.Case = trainer.NO_CASE
 
     def line(self, key: str) -> int | None:
         """Return the line of the key `key` in the file, or the line of its section. Return None
@@ -838,14 +839,12 @@ class _KeyReader(Reader):
                     self.origins[path] = Origin(place.line, place.setting, place.source)
         own = filling.schedule if not self._has_scheduler() else {}
         if not any(path.startswith("optimizer.") for path in self.given):
-            for path, value in filling.optimizer.items():
+            optimizer, message = filling.swap_optimizer(self.case)
+            for path, value in optimizer.items():
                 if path not in self.given:
                     self._value(path, path, value)
-            self.finding(
-                "optimizer.type",
-                filling.said_of_it,
-                Effect.ROUNDING if filling.optimizer else Effect.NUMBERS,
-            )
+            effect = Effect.ROUNDING if filling.optimizer else Effect.NUMBERS
+            self.finding("optimizer.type", message, effect)
         text = filling.unscheduled or UNSCHEDULED
         environment_facts = {
             fact: self.environment[name].value
@@ -896,7 +895,7 @@ class _KeyReader(Reader):
             name: place_of_argument.value for name, place_of_argument in self.environment.items()
         }
         all_arguments = {**trainer.DEFAULTS, **outside, **arguments}
-        case = trainer.Case(all_arguments, self.given, self.blocks, self.world)
+        self.case = case = trainer.Case(all_arguments, self.given, self.blocks, self.world)
         places = {**self.environment, **self.places}
         for name, message in trainer.find_refusals(case):
             variable = places.get(name, Said(name, None))

@@ -16,8 +16,10 @@ from packaging.version import Version
 
 from bridge.plan.section import nest
 from bridge.stack.findings import Origin
+from bridge.stack.program_source import CHANGES, UNKNOWN
 from bridge.stack.rules import Effect
 from bridge.stack.sources import DEFAULT, Claim, Placed, Said, Settled, Sources, Unheard
+from bridge.stack.training_arguments import SHOWN
 from compat.deepspeed.accelerated import ADDER, PRINTS
 from compat.deepspeed.auto import RULES
 from compat.deepspeed.trainer import (
@@ -156,8 +158,6 @@ WANTED: Mapping[str, str] = {
     "data_parallel": "needs --world-size N",
 }
 """What tells a fact that is missing."""
-UNKNOWN = "unknown"
-CHANGES = "the program changes it, so give its value with --with {}=VALUE"
 TAKES_NONE = "the optimizer of --optim {} does not take it"
 TRANSFORMERS = "transformers"
 FUSED, FUSES = "adamw_torch_fused", "4.54.0"
@@ -266,10 +266,23 @@ def find_sources(run: Run) -> Sources:
     if "optimizer" not in run.blocks:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
     own = [*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run)]
+    unheard = (*run.arguments.lost, *_find_unheard(run, kind))
+    lost = {one.said.setting for one in unheard}
+    shown = {
+        *ARGUMENTS,
+        *(one.setting for one in own),
+        *(claim.said.setting for row in own for claim in row.overruled),
+    }
+    own += [
+        run.settle(name)
+        for name in run.arguments
+        if name in SHOWN
+        and name not in shown
+        and not {name, run.said(name).setting} & (lost | shown)
+    ]
     for row in _find_changed(run):
         own = [*(one for one in own if one.setting != row.setting), row]
         hidden.add(row.setting)
-    unheard = (*run.arguments.lost, *_find_unheard(run, kind))
     claims = (*_find_claims(run, kind), *_of_file(run), *_of_environment(run))
     return Sources(claims, winners, values, unheard, tuple(own), frozenset(hidden))
 

@@ -21,13 +21,14 @@ from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.program_source import (
     ASSIGNED as ASSIGNED,
     CALL_WINS,
+    find_clipping,
     find_defaults_of_trl,
     read_arguments_call,
     read_call,
 )
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
-from bridge.stack.training_arguments import QUIET, read_word
+from bridge.stack.training_arguments import QUIET, SHOWN, read_word
 from compat.deepspeed import accelerated
 from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, FILE, TRAINED, name_argument
 
@@ -254,7 +255,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
         _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
     )
     options = {name: value for name, value, _ in _arguments(launch)}
-    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
+    usual = _trainer_arguments(launch, {**SHOWN, **DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
     by_option = own is not None and own[0] == TRAINER
     usual, told, assigned = _add_arguments(launch, script, usual, arguments, by_option)
@@ -308,7 +309,7 @@ def _read_accelerated(
     launch: Launch, script: Script, arguments: Mapping[str, Any] | None
 ) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **TRAINED})
+    usual = _trainer_arguments(launch, {**SHOWN, **DATED, **DEFAULTS, **TRAINED})
     by_trainer, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
@@ -328,10 +329,13 @@ def _read_accelerated(
     )
     if launch_config is None:
         return None
+    data = launch_config.document.data
+    clip = data.get("gradient_clipping") if isinstance(data, Mapping) else None
     findings = (
         *launch_config.findings,
         *told,
         *call.findings,
+        *find_clipping(launch, folder_of(script.name), clip),
         *(
             unknown(one.setting, ON_CPU, origin=Origin(one.line, "", one.source), end="")
             for one in on_cpu
@@ -367,7 +371,7 @@ def _add_arguments(
     arguments that are given `beside` the launch too. `by_option` says that an option gives the Trainer its file.
     """
     folder = folder_of(script.name)
-    names = {**DATED, **DEFAULTS, **COURSE, **TRAINED}
+    names = {**SHOWN, **DATED, **DEFAULTS, **COURSE, **TRAINED}
     flags = {*arguments, *({FILE} if by_option else ())}
     call = read_arguments_call(launch, folder, flags, names, beside)
     given = {name: said for name, said in call.values.items() if name not in call.assigned}

@@ -27,6 +27,7 @@ from bridge.stack.training_arguments import (
     DATA,
     QUIET,
     RETIRED,
+    SHOWN,
     SINCE,
     describe_lack,
     find_defaults,
@@ -163,6 +164,19 @@ OWN_OPTIMIZER = (
     "not given: Hugging Face's Trainer then builds AdamW from its own arguments, without decay"
     " of biases and norms; stagebridge reads this optimizer as DeepSpeed's AdamW"
 )
+SWAPPED = frozenset({"sgd", "rmsprop"})
+"""Values of `optim` beside AdamW in whose place accelerate puts DeepSpeed's Adam for the CPU."""
+SWAPPED_ADAM: Mapping[str, Any] = {
+    "optimizer.type": "Adam",
+    "optimizer.params.adam_w_mode": False,
+    "optimizer.params.betas": (0.9, 0.999),
+    "optimizer.params.eps": 1e-8,
+}
+"""That Adam, which keeps rate and decay alone (accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed)."""
+SWAP = (
+    "not given: Hugging Face's Trainer builds optim={}, and accelerate puts DeepSpeedCPUAdam without decoupled decay in its"
+    " place, as the file offloads its state; write an optimizer block, or --optim adamw_torch"
+)
 OTHER_OPTIMIZER = (
     "not given: Hugging Face's Trainer then builds optim={}, which stagebridge cannot translate;"
     " the optimizer's fields in the plan stay open"
@@ -211,6 +225,17 @@ class Filling:
                     ' both places, or write "auto"',
                 )
 
+    def swap_optimizer(self, run: Case) -> tuple[Mapping[str, Any], str]:
+        """Return the optimizer of a run, by key, and the message about it: DeepSpeed's for the CPU in place of the
+        Trainer's, where accelerate replaces that by it.
+        """
+        if not run.offloads or run.text("optim") not in SWAPPED:
+            return self.optimizer, self.said_of_it
+        rate, decay = (f"optimizer.params.{name}" for name in ("lr", "weight_decay"))
+        given = {path: self.values[path] for path in (rate, decay) if path in self.values}
+        own = {**SWAPPED_ADAM, **given} if len(given) == 2 else {}
+        return own, SWAP.format(run.text("optim"))
+
 
 AXOLOTL = {"micro_batch_size": "per_device_train_batch_size", "lr_scheduler": "lr_scheduler_type", "optimizer": "optim",
            "num_epochs": "num_train_epochs"}  # fmt: skip
@@ -237,13 +262,20 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     arguments_of_run = {
         name: value
         for name, value in values.items()
-        if (name in usual or name == FILE) and value is not None
+        if (name in usual or name in SHOWN or name == FILE) and value is not None
     }
     steps = arguments_of_run.get("max_steps")
-    if len(values) < DUMP:
+    if len(values) >= DUMP:  # nobody asked for its defaults
+        arguments_of_run = {
+            name: value
+            for name, value in arguments_of_run.items()
+            if name in usual or value != SHOWN.get(name)
+        }
+    else:
         arguments_of_run |= {name: values[name] for name in DATED if values.get(name) is not None}
-    elif (
-        isinstance(steps, int)
+    if (
+        len(values) >= DUMP
+        and isinstance(steps, int)
         and steps > 0
         and arguments_of_run.get("num_train_epochs") == COURSE["num_train_epochs"]
     ):
@@ -312,6 +344,9 @@ class Case:
     def builds_schedule(self) -> bool:
         """Whether the Trainer builds the schedule."""
         return "scheduler" not in self.blocks
+
+
+NO_CASE = Case({}, {}, frozenset(), None)
 
 
 def read_mapping(value: Any) -> Mapping[str, Any]:
@@ -430,6 +465,13 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         lambda run: run.text("optim") == "adagrad" and run.offloads,
         "accelerate fails to build DeepSpeed's Adagrad for the CPU from it; use an optimizer block in the file",
         "accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed passes adamw_mode",
+    ),
+    (
+        "optim",
+        lambda run: run.text("optim") == "adafactor" and run.offloads,
+        "accelerate gives DeepSpeedCPUAdam the groups of Adafactor, whose eps is a pair, and the first step fails; use"
+        " an optimizer block in the file, or no offload",
+        "accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed keeps the groups",
     ),
     (
         "optim",
