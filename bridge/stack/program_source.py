@@ -189,7 +189,7 @@ def read_arguments_call(
         news = {*call.unread}
     has_file = any((HOST_FILE in flags, given.get(HOST_FILE), HOST_FILE in call.unread))
     has_file = has_file or call.values.get(HOST_FILE, (None, 0))[0] is not None
-    assigned, changed = _sort_changes(call, program, has_file)
+    assigned, changed = sort_changes(call, program, has_file)
     # A value that the user gives by hand is the one in force.
     typed = {name for name, said in getattr(given, "places", {}).items() if not said.line}
     lost = {
@@ -214,7 +214,7 @@ def read_arguments_call(
     return Told({**said, **assigned}, findings, assigned, changed)
 
 
-def _sort_changes(
+def sort_changes(
     call: Call, program: str, has_file: bool
 ) -> tuple[dict[str, Said], dict[str, Said]]:
     """Return the values that a call's object gets before the Trainer takes them, and each other change of it."""

@@ -250,7 +250,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     # Of an option that is given twice, the last one counts.
     same = (config for config in _configs(launch) if own and config[0] == own[0])
     *_, (_, path, line) = ("", (), launch.line), *same
-    content = launch.file(path)
+    content = path if _is_inline(path) else launch.file(path)
     document = (
         _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
     )
@@ -273,7 +273,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     words = [one for one in _configs(launch) if own and one[0] == own[0]]
     # Of a launch that stands for a config next to this file, nobody wrote the words.
     place = None if document.name == script.name and content is None else line
-    winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, place)
+    winner = Said(words[-1][0] if words else "", brief(spell_pieces(path)), script.name, place)
     options_at = [at for at, text in enumerate(launch.texts) if text == winner.setting]
     if said := launch.sources.get(max(options_at, default=-1)):
         winner = Said(said[0], winner.value, said[1], said[2])
@@ -506,9 +506,15 @@ def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
             if at < len(launch.words)
             else ()
         )
-        open_ = _names_file(value) or (option != TRAINER and text_if_known(value) is None)
+        inline = option == TRAINER and _is_inline(value)
+        open_ = _names_file(value) or inline or (option != TRAINER and text_if_known(value) is None)
         if value and (option in OPTIONS or (SPELLED.fullmatch(option) and open_)):
             yield option, value, launch.lines[at]
+
+
+def _is_inline(word: Pieces) -> bool:
+    """Whether a word is a DeepSpeed config itself: HfArgumentParser takes one as JSON (training_args.py: _VALID_DICT_FIELDS)."""
+    return spell_pieces(word).startswith("{")
 
 
 def _names_file(word: Pieces) -> bool:
