@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from bridge.errors import BridgeError
 from bridge.files import Call, find_calls, load_call, parse, read_text, scalar
 from bridge.plan.section import nest
 from bridge.stack import registry
+from bridge.stack.program_source import CHANGES, CLASSES, sort_changes
 from bridge.stack.sources import Placed, Said
 from bridge.stack.training_arguments import ARGUMENTS, RETIRED, TRL, default_of_trl
 
@@ -39,6 +40,11 @@ def trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
             arguments = arguments.overlay(
                 _read_placed(Path(words), f"--auto-from {words}: {expectation}")
             )
+    BridgeError.raise_if(
+        f"{said.source}: line {said.line}: {name}: the program changes it behind the call, and stagebridge does not run"
+        f" it; {CHANGES.format(name).rpartition(', so ')[2]}"
+        for name, said in arguments.unknown.items()
+    )
     return arguments
 
 
@@ -72,13 +78,15 @@ def _read_placed(path: Path, message: str) -> Placed:
     """
     suffix = path.suffix.lower()
     document = (
-        load_call(read_text(path), ("TrainingArguments", *TRL["defaults"]), UNREAD, str(path))
+        load_call(read_text(path), CLASSES, UNREAD, str(path))
         if suffix == ".py"
         else parse(read_text(path), str(path), suffix if suffix in YAML else ".json")
     )
     if not isinstance(document.data, dict):
         raise BridgeError(message)
-    usual = [default_of_trl(call.name, document.data) for call in _calls_of_trl(path)]
+    usual = [
+        default_of_trl(call.name, document.data) for call in _find_calls(path, TRL["defaults"])
+    ]
     said = Placed(
         document.data,
         {
@@ -86,11 +94,16 @@ def _read_placed(path: Path, message: str) -> Placed:
             for name, value in document.data.items()
         },
     )
-    return usual[0].overlay(said) if usual else said
+    said = usual[0].overlay(said) if usual else said
+    for call in _find_calls(path, CLASSES):
+        assigned, changed = sort_changes(call, str(path), HOST_FILE in document.data)
+        said = said.overlay(Placed({name: one.value for name, one in assigned.items()}, assigned))
+        said.unknown |= changed
+    return said
 
 
-def _calls_of_trl(path: Path) -> tuple[Call, ...]:
-    return find_calls(read_text(path), TRL["defaults"]) if path.suffix == ".py" else ()
+def _find_calls(path: Path, names: Collection[str]) -> tuple[Call, ...]:
+    return find_calls(read_text(path), names) if path.suffix == ".py" else ()
 
 
 def model_sizes(folder: Path) -> Placed:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         find_calls as find_calls,
         find_defaults as find_defaults,
         find_imports as find_imports,
+        find_methods as find_methods,
+        find_parsed as find_parsed,
         find_variables as find_variables,
         load_call as load_call,
     )
@@ -66,7 +68,7 @@ _HOMES = {
         "files.json": "load_hjson load_json load_json_or_hjson",
         "files.named": "OutsideError existing_path find folder_of own path_of_name reaching writable",
         "files.original": "Original",
-        "files.python": "Call find_calls find_defaults find_imports find_variables load_call",
+        "files.python": "Call find_calls find_defaults find_imports find_methods find_parsed find_variables load_call",
         "files.read": "LOADERS is_text load parse read_stream read_text",
         "files.words": "load_words",
         "files.write": "as_private_as obstacles write_all write_text",

@@ -1,4 +1,4 @@
-"""What a program does to an object after the call that makes it, read from the syntax; the program is never run."""
+"""What a program does to an object behind the expression that makes it, read from the syntax; the program is never run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 METHODS = re.compile(r"set_\w+")
 """Methods that change their object."""
@@ -15,6 +16,9 @@ MUTATORS = frozenset(
 """Methods that change a container."""
 WHOLE = "*"
 """Stands for attributes whose names the syntax does not tell."""
+OBJECT = -1
+"""Says of an expression that it is the object; another number is the index of the object in a tuple."""
+BLOCKS = ("body", "orelse", "finalbody")
 
 
 @dataclass(frozen=True)
@@ -27,128 +31,167 @@ class Changes:
     others: Mapping[str, int] = field(default_factory=dict)
 
 
-def find_changes(call: ast.Call, nodes: Sequence[ast.AST]) -> Changes:
-    """Return what a program, whose nodes these are, does to the object that `call` makes.
+def find_changes(makers: Mapping[ast.expr, int], nodes: Sequence[ast.AST]) -> Changes:
+    """Return what a program, whose nodes these are, does to the object that the expressions `makers` make, each alone
+    (`OBJECT`) or in a tuple at this index.
 
     The object is followed through names, through functions of the program that take or return it, and as the
     attribute `args` of another, such as the Trainer.
     """
-    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
-    statement, is_object, others = _leave(call, parents)
-    direct = _targets(statement) if is_object else set()
-    names = _follow(nodes, parents, direct, statement if is_object else None)
-    uses: set[ast.AST] = {
-        node
-        for node in nodes
-        if (isinstance(node, ast.Name | ast.Attribute) and _spell(node) in names)
-        or (isinstance(node, ast.Attribute) and node.attr == "args")
-    }
-    effects = [(name, line) for node in uses for name, line in _find_effects(node, parents)]
-    effects += others + [(WHOLE, line) for line in _find_remakes(nodes, uses, direct)]
-    late = _statements_after(statement, parents)
-    end = next(
-        (
-            at
-            for at, one in enumerate(late)
-            for node in ast.walk(one)
-            if node in uses and not isinstance(parents[node], ast.Attribute) and _loads(node)
-        ),
-        len(late),
-    )
-    literals = dict[str, tuple[ast.expr, int]]()
-    for one in late[:end]:
-        if not isinstance(one, ast.Assign):
-            continue
-        for target in one.targets:
-            if isinstance(target, ast.Attribute) and _spell(target.value) in direct:
-                literals[target.attr] = (one.value, one.lineno)
-                effects = [own for own in effects if own != (target.attr, target.lineno)]
-    rest = dict[str, int]()
-    for name, line in sorted(effects, key=lambda one: one[1]):
-        rest.setdefault(name, line)
-    return Changes({name: one for name, one in literals.items() if name not in rest}, rest)
+    return _Program(makers, nodes).changes
 
 
-def _find_remakes(nodes: Sequence[ast.AST], uses: set[ast.AST], direct: set[str]) -> Iterator[int]:
-    """Yield the lines that give the name of an object to what a call makes of it."""
-    for node in nodes:
-        value = getattr(node, "value", None)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(value, ast.Call):
-            arguments = {*value.args, *(word.value for word in value.keywords)}
-            if arguments & uses and _targets(node) & direct and _name(value) != "replace":
-                yield node.lineno
+class _Program:
+    """A program with an object. `kinds` says of a name, and `functions` of a function's result, whether it is the object."""
 
+    def __init__(self, makers: Mapping[ast.expr, int], nodes: Sequence[ast.AST]) -> None:
+        self.makers, self.nodes = makers, nodes
+        self.parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+        self.kinds, self.functions, size = dict[str, int](), dict[str, int](), -1
+        own = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+        while len(self.kinds) + len(self.functions) > size:
+            size = len(self.kinds) + len(self.functions)
+            for node in nodes:
+                kind = self.kind(getattr(node, "value", None))
+                if isinstance(node, ast.Return) and kind is not None:
+                    self.functions |= dict.fromkeys(self._function_around(node), kind)
+                elif isinstance(node, ast.Call) and (function := own.get(_name(node))):
+                    places = [*function.args.posonlyargs, *function.args.args]
+                    pairs = [
+                        (place.arg, one) for place, one in zip(places, node.args, strict=False)
+                    ]
+                    pairs += [(word.arg or "", word.value) for word in node.keywords]
+                    self.kinds |= {name: OBJECT for name, one in pairs if self.kind(one) == OBJECT}
+                elif kind is not None:
+                    self.kinds |= dict(_bind(node, kind))
 
-def _leave(
-    call: ast.Call, parents: Mapping[ast.AST, ast.AST]
-) -> tuple[ast.AST, bool, list[tuple[str, int]]]:
-    """Return the statement of a call, whether its value is the object, and what the expression does to it."""
-    node: ast.AST = call
-    is_object, effects = True, list[tuple[str, int]]()
-    while not isinstance(node, ast.stmt) and node in parents:
-        outer = parents[node]
-        if is_object:
-            effects += _find_effects(node, parents)
-            inside = isinstance(outer, ast.Attribute | ast.keyword | ast.Call)
-            makes = _name(outer) == "replace" or (
-                isinstance(outer, ast.Call) and outer.func is node
+    def kind(self, node: ast.AST | None) -> int | None:
+        """Return whether an expression is the object, or a tuple with it; None for neither."""
+        if node in self.makers:
+            return self.makers[node]
+        match node:
+            case ast.Name() | ast.Attribute():
+                return self.kinds.get(_spell(node))
+            case ast.Call(args=[first, *_]) if _name(node) == "replace":
+                return self.kind(first)
+            case ast.Call(func=ast.Attribute(value=value, attr=name)) if METHODS.fullmatch(name):
+                return self.kind(value)
+            case ast.Call():
+                return self.functions.get(_name(node))
+            case ast.Tuple(elts=items):
+                kinds = [self.kind(one) for one in items]
+                return kinds.index(OBJECT) if OBJECT in kinds else None
+            case ast.Subscript(value=value, slice=ast.Constant(value=at)):
+                return OBJECT if self.kind(value) == at else None
+            case ast.Subscript(
+                value=value, slice=ast.UnaryOp()
+            ):  # counted from an end that is not known
+                return None if self.kind(value) in (None, OBJECT) else OBJECT
+            case ast.NamedExpr(value=value):
+                return self.kind(value)
+            case ast.IfExp(body=one, orelse=other):
+                kind = self.kind(one)
+                return self.kind(other) if kind is None else kind
+        return None
+
+    @cached_property
+    def changes(self) -> Changes:
+        uses = {
+            node
+            for node in self.nodes
+            if isinstance(node, ast.expr)
+            and (
+                self.kind(node) == OBJECT
+                or (isinstance(node, ast.Attribute) and node.attr == "args")
             )
-            method = isinstance(outer, ast.Attribute) and METHODS.fullmatch(outer.attr)
-            is_object = not inside or makes or bool(method)
-        node = outer
-    return node, is_object, effects
+        }
+        effects = {one for node in uses for one in _find_effects(node, self.parents)}
+        statements = {one for maker in self.makers for one in self._find_statements(maker)}
+        direct = {
+            name
+            for one in statements
+            if (kind := self.kind(getattr(one, "value", None))) is not None
+            for name, own in _bind(one, kind)
+            if own == OBJECT
+        }
+        effects |= {(WHOLE, line) for line in self._find_remakes(uses, direct)}
+        found = [self._find_literals(one, uses, direct) for one in statements]
+        for passed, _ in found[:1]:
+            effects -= passed.intersection(*(other for other, _ in found))
+        rest = dict[str, int]()
+        for name, line in sorted(effects, key=lambda one: one[1]):
+            rest.setdefault(name, line)
+        literals = found[0][1].items() if found else ()
+        return Changes({name: one for name, one in literals if name not in rest}, rest)
 
-
-def _follow(
-    nodes: Sequence[ast.AST],
-    parents: Mapping[ast.AST, ast.AST],
-    direct: set[str],
-    statement: ast.AST | None,
-) -> set[str]:
-    """Return all names that an object with the names `direct` has in a program."""
-    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-    names, makers, size = {*direct}, set[str](), -1
-    while len(names) + len(makers) > size:
-        size = len(names) + len(makers)
-        for node in nodes:
-            value = getattr(node, "value", None)
-            is_object = _spell(value) in names or _name(value) in makers
-            if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and is_object:
-                names |= _targets(node)
-            elif isinstance(node, ast.Return) and (node is statement or _spell(value) in names):
-                makers |= {one.name for one in _outside(node, parents)}
-            elif isinstance(node, ast.Call) and (function := functions.get(_name(node))):
-                places = [*function.args.posonlyargs, *function.args.args]
-                pairs = zip(places, node.args, strict=False)
-                names |= {place.arg for place, one in pairs if _spell(one) in names}
-                names |= {
-                    one.arg for one in node.keywords if one.arg and _spell(one.value) in names
-                }
-    return names
-
-
-def _outside(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Iterator[ast.FunctionDef]:
-    """Yield the function around a node, if there is one."""
-    while node in parents:
-        node = parents[node]
-        if isinstance(node, ast.FunctionDef):
+    def _find_statements(self, maker: ast.AST) -> Iterator[ast.stmt]:
+        """Yield the statement of an expression; of one that a function returns, those that call the function."""
+        while not isinstance(maker, ast.stmt):
+            maker = self.parents[maker]
+        names = {*self._function_around(maker)} if isinstance(maker, ast.Return) else set()
+        calls = [one for one in self.nodes if names and _name(one) in names]
+        for node in calls or [maker]:
+            while not isinstance(node, ast.stmt):
+                node = self.parents[node]
             yield node
-            return
+
+    def _find_literals(
+        self, statement: ast.stmt, uses: set[ast.expr], direct: set[str]
+    ) -> tuple[set[tuple[str, int]], dict[str, tuple[ast.expr, int]]]:
+        """Return the assignments behind a statement, by attribute and line, that nothing between them and the statement
+        keeps from counting; and the last value of each attribute.
+        """
+        passed, literals = set[tuple[str, int]](), dict[str, tuple[ast.expr, int]]()
+        for one in self._find_later(statement):
+            handed = (node for node in ast.walk(one) if node in uses and _loads(node))
+            if any(not isinstance(self.parents[node], ast.Attribute) for node in handed):
+                break
+            for target in one.targets if isinstance(one, ast.Assign) else ():
+                if isinstance(target, ast.Attribute) and _spell(target.value) in direct:
+                    passed.add((target.attr, target.lineno))
+                    literals[target.attr] = (one.value, one.lineno)
+        return passed, literals
+
+    def _find_later(self, statement: ast.AST) -> Iterator[ast.stmt]:
+        """Yield the statements that run after one: those behind it in its block, and behind the branch that this is."""
+        outer = self.parents.get(statement)
+        for name in BLOCKS:
+            block = getattr(outer, name, None)
+            if isinstance(block, list) and statement in block:
+                yield from block[block.index(statement) + 1 :]
+        if isinstance(outer, ast.If | ast.With):
+            yield from self._find_later(outer)
+
+    def _find_remakes(self, uses: set[ast.expr], direct: set[str]) -> Iterator[int]:
+        """Yield the lines that give the name of an object to what a call makes of it."""
+        for node in self.nodes:
+            value = getattr(node, "value", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(value, ast.Call):
+                arguments = {*value.args, *(word.value for word in value.keywords)}
+                bound = {name for name, _ in _bind(node, OBJECT)}
+                if self.kind(value) is None and arguments & uses and bound & direct:
+                    yield node.lineno
+
+    def _function_around(self, node: ast.AST) -> Iterator[str]:
+        """Yield the name of the function around a node, if there is one."""
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, ast.FunctionDef):
+                yield node.name
+                return
 
 
-def _statements_after(statement: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> list[ast.stmt]:
-    """Return the statements that follow one in its own block."""
-    outer = parents.get(statement)
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(outer, name, None)
-        if isinstance(block, list) and statement in block:
-            return block[block.index(statement) + 1 :]
-    return []
-
-
-def _targets(node: ast.AST) -> set[str]:
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    return {name for one in targets if (name := _spell(one))}
+def _bind(node: ast.AST, kind: int) -> Iterator[tuple[str, int]]:
+    """Yield the names that a statement, or its target, gives a value of this kind; all of a tuple if its value is no tuple."""
+    targets = getattr(node, "targets", None) or [getattr(node, "target", node)]
+    for target in targets:
+        if isinstance(target, ast.Tuple | ast.List):
+            stars = any(isinstance(one, ast.Starred) for one in target.elts[: kind + 1])
+            chosen = target.elts if stars or kind == OBJECT else target.elts[kind : kind + 1]
+            for one in chosen:
+                yield from _bind(one, OBJECT)
+        elif name := _spell(target):
+            yield name, kind
 
 
 def _find_effects(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Iterator[tuple[str, int]]:

@@ -12,10 +12,13 @@ from typing import Any
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, key_with_dots
-from bridge.files.object_changes import find_changes
+from bridge.files.object_changes import OBJECT, Changes, find_changes
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
 """Pattern for the beginning of a text that assigns a dictionary or list to a name."""
+
+PARSES = re.compile(r"parse(_args_into_dataclasses|_args_and_config|_json_file|_yaml_file|_dict)?")
+"""Methods of parsers that make objects of their classes: HfArgumentParser's (hf_argparser.py), and those of trl."""
 
 
 class NotPythonError(SourceError):
@@ -76,21 +79,57 @@ def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     named = ((node, real.get(_name(node), _name(node))) for node in calls)
     constants = _find_constants(nodes)
     return tuple(
-        _follow_object(_read_call(node, name, constants), node, nodes, constants)
+        _add_changes(
+            _read_call(node, name, constants), find_changes({node: OBJECT}, nodes), constants
+        )
         for node, name in named
         if name in names
     )
 
 
-def _follow_object(
-    call: Call, node: ast.Call, nodes: Sequence[ast.AST], constants: Mapping[str, ast.expr]
-) -> Call:
+def _add_changes(call: Call, changes: Changes, constants: Mapping[str, ast.expr]) -> Call:
     """Return a call with what the program does to the object that it makes."""
-    changes = find_changes(node, nodes)
     literals = [ast.keyword(name, value) for name, (value, _) in changes.literals.items()]
-    later = _read_call(ast.Call(node.func, [], literals, lineno=node.lineno), call.name, constants)
+    later = _read_call(ast.Call(ast.Name(""), [], literals, lineno=0), call.name, constants)
     lines = {name: line for name, (_, line) in changes.literals.items() if name in later.unread}
     return replace(call, later=later.values, changes={**changes.others, **lines})
+
+
+def find_parsed(text: str, names: Collection[str]) -> Call | None:
+    """Return the object of a class of `names` that a program has a parser make, as the call of the parser's class, which
+    gives no values; None if there is none.
+
+    Such a parser is made of the class, or of a tuple with it, as `HfArgumentParser((Own, TrainingArguments))` is.
+    """
+    nodes = _walk(text)
+    makers, lines = dict[ast.expr, int](), list[tuple[int, str]]()
+    constants = _find_constants(nodes)
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not _name(node).endswith("Parser"):
+            continue
+        for one in (*node.args, *(word.value for word in node.keywords)):
+            one = constants.get(getattr(one, "id", ""), one)
+            classes = [*map(_last_name, getattr(one, "elts", [one]))]
+            lines += ((node.lineno, name) for name in classes if name in names)
+            # Parsers of several tuples leave the index open; the last one's counts.
+            index = next((at for at, name in enumerate(classes) if name in names), None)
+            makers |= {} if index is None else dict.fromkeys(_find_parses(nodes), index)
+    if not makers:
+        return None
+    line, name = lines[0]
+    call = Call(name, line, {}, {})
+    return _add_changes(call, find_changes(makers, nodes), constants)
+
+
+def _find_parses(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
+    for node in nodes:
+        name = _name(node) if isinstance(node, ast.Call) else ""
+        if PARSES.fullmatch(name):
+            yield node
+
+
+def _last_name(node: ast.AST) -> str:
+    return str(getattr(node, "id", "") or getattr(node, "attr", ""))
 
 
 def _find_constants(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:
@@ -158,6 +197,20 @@ def find_imports(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))
 
 
+def find_methods(text: str, names: Collection[str]) -> tuple[Call, ...]:
+    """Return the calls of methods of these names of an object, which is no module that the program imports."""
+    nodes = _walk(text)
+    imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    modules = {(one.asname or one.name).partition(".")[0] for node in imports for one in node.names}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and _name(node) in names)
+    return tuple(
+        _read_call(node, _name(node))
+        for node in calls
+        if isinstance(node.func, ast.Attribute)
+        and modules.isdisjoint(getattr(one, "id", "") for one in ast.walk(node.func))
+    )
+
+
 def find_variables(text: str) -> dict[str, int]:
     """Return the environment variables that a program sets by name, each with its first line; none if it is no Python."""
     nodes = _walk(text)
@@ -180,7 +233,7 @@ def find_variables(text: str) -> dict[str, int]:
 
 
 def _name(call: ast.Call) -> str:
-    return str(getattr(call.func, "id", "") or getattr(call.func, "attr", ""))
+    return _last_name(call.func)
 
 
 def _read_call(node: ast.Call, name: str, constants: Mapping[str, ast.expr] | None = None) -> Call:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.files import (
@@ -19,12 +20,16 @@ from bridge.files import (
     find_calls,
     find_defaults,
     find_imports,
+    find_methods,
+    find_parsed,
     find_variables,
     read_text,
+    scalar,
 )
 from bridge.shell import spell_pieces
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack.findings import Finding, Origin, unknown
+from bridge.stack.rules import Effect
 from bridge.stack.sources import Said
 from bridge.stack.training_arguments import (
     ARGUMENTS,
@@ -51,12 +56,13 @@ GIVE = "give their values with --with NAME=VALUE"
 CHANGED = "changed after the call, which stagebridge does not read"
 LATE = frozenset(
     {
-        "dataloader_drop_last", "gradient_checkpointing", "label_smoothing_factor", "lr_scheduler_type", "max_steps",
-        "neftune_noise_alpha", "num_train_epochs", "optim", "seed", "warmup_steps",
+        "data_seed", "dataloader_drop_last", "label_smoothing_factor", "lr_scheduler_kwargs", "lr_scheduler_type",
+        "max_steps", "neftune_noise_alpha", "num_train_epochs", "optim", "seed", "train_sampling_strategy",
+        "warmup_steps",
     }
 )  # fmt: skip
-"""Arguments that the Trainer takes from the object when it is built or trains, so that assignments count until then.
-The others have had their effect in the call (TrainingArguments.__post_init__).
+"""Arguments that the Trainer takes from the object when it is built or trains, so that assignments count until then;
+a test runs it with each. The others have had their effect in the call (TrainingArguments.__post_init__).
 """
 QUIET_METHODS = frozenset(
     ("set_evaluate()", "set_logging()", "set_push_to_hub()", "set_save()", "set_testing()")
@@ -69,16 +75,36 @@ FILLING = frozenset(
     }
 )  # fmt: skip
 """Arguments that fill in the DeepSpeed file of the call in that call (trainer_config_process), and are late without one."""
+CLIPS: Mapping[str, tuple[str, Effect]] = {
+    "clip_grad_norm_": (
+        "accelerate clips nothing here under DeepSpeed, whose gradient_clipping alone counts; set that in the DeepSpeed"
+        " file to the value of this call",
+        Effect.NUMBERS,
+    ),
+    "clip_grad_value_": (
+        "accelerate refuses this call under DeepSpeed; drop it, and set gradient_clipping in the DeepSpeed file",
+        Effect.STOPS,
+    ),
+}
 CALL_WINS = "the call in the program counts, not the command"
+UNKNOWN = "unknown"
+CHANGES = "the program changes it, so give its value with --with {}=VALUE"
+ASSIGNED = "the program assigns it last; change it there"
 VARIABLE_WINS = "the launch wins over the argument of Accelerator; drop one of the two"
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the call says by name of the argument, and a finding for each argument that is not read."""
+    """What the call says by name of the argument, and a finding for each argument that is not read.
+
+    `assigned` are the values that the object gets behind the call, and `changed` the arguments that the program changes
+    so that the value in force is not known; one that it assigns after its effect has that value.
+    """
 
     values: Mapping[str, Said] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    assigned: Mapping[str, Said] = field(default_factory=dict)
+    changed: Mapping[str, Said] = field(default_factory=dict)
 
 
 def read_call(launch: Launch, folder: Path | None) -> Told:
@@ -106,57 +132,107 @@ def read_call(launch: Launch, folder: Path | None) -> Told:
     )
 
 
+def find_clipping(launch: Launch, folder: Path | None, in_file: Any) -> Iterator[Finding]:
+    """Yield a finding for each call of accelerate's clipping in the program of a launch, which does not clip under
+    DeepSpeed, unless it asks for what the file says.
+
+    Source: accelerate/accelerator.py (clip_grad_norm_, clip_grad_value_).
+    """
+    launch, text = _find_module(launch, folder, (NAME,))
+    for call in find_methods(text, CLIPS) if find_calls(text, (NAME,)) else ():
+        asked = call.unread.get("argument 2", ("", 0))[0]
+        value = call.values.get("max_norm", (scalar(asked), 0))[0]
+        message, effect = CLIPS[call.name]
+        if effect is Effect.STOPS or value != in_file:
+            origin = Origin(call.line, "", launch.program)
+            yield Finding(call.name, message, effect, True, origin=origin, surprising=True)
+
+
 def read_arguments_call(
-    launch: Launch, folder: Path | None, flags: Collection[str], names: Collection[str]
+    launch: Launch,
+    folder: Path | None,
+    flags: Collection[str],
+    names: Collection[str],
+    beside: Mapping[str, Any] | None = None,
 ) -> Told:
     """Return what the program of a launch says by a call of TrainingArguments, or of a class of trl: arguments of
     `names` that are literals, and a finding on the others. What it passes on from one of the `flags` of the launch is
     no news. Without a call, the defaults count that a class of its own gives to arguments without a flag.
+
+    What it assigns to the object of the call, or of a parser, counts behind that. Of arguments that the user gives
+    `beside` the launch, only the assignments are news.
     """
+    start, given = launch, beside or {}
     launch, text = _find_module(launch, folder, CLASSES)
     call, findings = _find_call(text, CLASSES, launch.program)
     own = find_defaults(text, CLASSES)
-    if call is None and not findings and len(own) == 1:
-        call = own[0]
-        usual = [name for name in (*call.values, *call.unread) if name not in flags]
-        names, known = {*names} & {*usual}, {*ARGUMENTS, *RETIRED} & {*usual}
+    program = launch.program
+    if call is None and not findings:
+        classes = (*CLASSES, *(one.name for one in own))
+        # The program may have its class in another module.
+        texts = {start.program: _read_program(start, folder), program: text}
+        found = ((name, find_parsed(one, classes)) for name, one in texts.items())
+        program, parsed = next((one for one in found if one[1]), (program, None))
+        call = own[0] if len(own) == 1 else parsed
+        if call is None:
+            return Told()
+        values, unread = (
+            {name: one for name, one in rows.items() if name not in flags}
+            for rows in (call.values, call.unread)
+        )
+        changes = (parsed.later, parsed.changes) if parsed else ({}, {})
+        call = replace(call, values=values, unread=unread, later=changes[0], changes=changes[1])
+        news = {*ARGUMENTS, *RETIRED} & {*unread}
     elif call is None:
         return Told({}, findings)
     else:
-        known = {*call.unread}
-        call, more = _take_assignments(call, launch.program)
-        findings = (*findings, *more)
+        news = {*call.unread}
+    has_file = any((HOST_FILE in flags, given.get(HOST_FILE), HOST_FILE in call.unread))
+    has_file = has_file or call.values.get(HOST_FILE, (None, 0))[0] is not None
+    assigned, changed = sort_changes(call, program, has_file)
+    # A value that the user gives by hand is the one in force.
+    typed = {name for name, said in getattr(given, "places", {}).items() if not said.line}
     lost = {
         name: line
         for name, (source, line) in call.unread.items()
-        if name in known and name not in NO_STEP and name != "argument 1"
+        if name in news and name not in NO_STEP and name != "argument 1"
         if not (name in flags and source.endswith(f".{name}"))
+        if name not in given and name not in assigned
     }
+    findings = tuple(
+        unknown(said.setting, CHANGED, origin=Origin(said.line, "", program), end="")
+        for name, said in changed.items()
+        if name not in typed
+    )
     if lost:
         message = f"{', '.join(lost)}: no literals, so they are not read, and may overrule the launch; {GIVE}"
         origin = Origin(min(lost.values()), "", launch.program)
         findings = (unknown(call.name, message, origin=origin, end=""), *findings)
-    said = _say(call, launch.program)
-    return Told({name: one for name, one in said.items() if name in names}, findings)
+    said = {name: one for name, one in _say(call, launch.program).items() if name in names}
+    assigned = {name: one for name, one in assigned.items() if name in names and name not in typed}
+    changed = {name: one for name, one in changed.items() if name in names and name not in typed}
+    return Told({**said, **assigned}, findings, assigned, changed)
 
 
-def _take_assignments(call: Call, program: str) -> tuple[Call, tuple[Finding, ...]]:
-    """Return a call with the values that its object gets before the Trainer takes them, and a finding for each
-    other change of it.
-    """
-    has_file = HOST_FILE in call.unread or call.values.get(HOST_FILE, (None, 0))[0] is not None
+def sort_changes(
+    call: Call, program: str, has_file: bool
+) -> tuple[dict[str, Said], dict[str, Said]]:
+    """Return the values that a call's object gets before the Trainer takes them, and each other change of it."""
     names = LATE if has_file else LATE | FILLING
-    values = {name: one for name, one in call.later.items() if name in names}
-    unread = {name: one for name, one in call.unread.items() if name not in values}
-    early = {name: line for name, (_, line) in call.later.items() if name not in names}
+    late = {name: one for name, one in call.later.items() if name in names}
+    early = {name: value for name, (value, _) in call.later.items() if name not in names}
     arguments = {*ARGUMENTS, *RETIRED, *call.values, *call.unread}
-    findings = (
-        unknown(f"{call.name}({name})", CHANGED, origin=Origin(line, "", program), end="")
-        for name, line in {**early, **call.changes}.items()
+    changed = {
+        name: Said(f"{call.name}({name})", early.get(name), program, line)
+        for name, line in {
+            **{name: line for name, (_, line) in call.later.items()},
+            **call.changes,
+        }.items()
+        if name not in late
         if name in arguments or call.name in TRL["defaults"] or not name.isidentifier()
         if name not in NO_STEP | QUIET_METHODS
-    )
-    return replace(call, values={**call.values, **values}, unread=unread), tuple(findings)
+    }
+    return _say(replace(call, values=late), program), changed
 
 
 def _say(call: Call, program: str) -> dict[str, Said]:

@@ -35,7 +35,8 @@ class Said:
 
 class Placed(dict[str, Any]):
     """Settings of a source by name; `places` has what each says and where. `lost` are those that do
-    not count, as the same or another source says them again, or as no program is known to read them.
+    not count, as the same or another source says them again, or as no program is known to read them. `unknown` has
+    settings whose value in force nobody knows, as a program changes it.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Placed(dict[str, Any]):
     ) -> None:
         super().__init__(values)
         self.places, self.lost = dict(places), list(lost)
+        self.unknown: dict[str, Said] = {}
 
     def overlay(self, other: Mapping[str, Any], rule: str = "the later source counts") -> Placed:
         """Return these settings with those of `other`, which count where both have one by `rule`."""
@@ -53,7 +55,12 @@ class Placed(dict[str, Any]):
             if name in self.places and self[name] != other[name]
             if not self.places[name].source.endswith(DEFAULT)
         ]
-        return Placed({**self, **other}, {**self.places, **places}, [*self.lost, *before, *lost])
+        found = Placed({**self, **other}, {**self.places, **places}, [*self.lost, *before, *lost])
+        unknown = (self.unknown, getattr(other, "unknown", {}))
+        found.unknown = {
+            name: one for name, one in unknown[0].items() if name not in other
+        } | unknown[1]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

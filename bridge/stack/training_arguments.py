@@ -73,6 +73,13 @@ QUIET = frozenset(
 loaded (trainer.py in transformers 4 and 5).
 """
 
+SHOWN: Mapping[str, Any] = {
+    name: usual
+    for name, usual in {**dict.fromkeys(RETIRED), **ARGUMENTS}.items()
+    if name not in QUIET and name != "deepspeed"
+}
+"""Arguments that a training step may depend on, each with its default; the DeepSpeed file is a source of its own."""
+
 
 TRUTHS = {
     **dict.fromkeys(("yes", "true", "t", "y", "1"), True),

@@ -18,7 +18,14 @@ from bridge.shell import line_of, spell_pieces, text_if_known
 from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack import trainer_detection
 from bridge.stack.findings import Finding, Origin, unknown
-from bridge.stack.program_source import PRECISION_WINS, VARIABLE_WINS, Told as Called, read_call
+from bridge.stack.program_source import (
+    CHANGES,
+    PRECISION_WINS,
+    UNKNOWN,
+    VARIABLE_WINS,
+    Told as Called,
+    read_call,
+)
 from bridge.stack.releases import Releases
 from bridge.stack.rules import Effect
 from bridge.stack.sources import (
@@ -221,7 +228,24 @@ def resolve(document: Document, question: Question) -> ResolvedRun:
     release = question.release or releases()[-1]
     Releases(NAME, releases()).place(release)
     with at_release(release):
-        return resolve_sources(read_sources(document, question), question)
+        told = read_sources(document, question)
+        return _add_arguments(resolve_sources(told, question), told.arguments)
+
+
+def _add_arguments(found: ResolvedRun, arguments: trainer.Arguments) -> ResolvedRun:
+    """Return a resolved run with the Trainer's arguments that accelerate does not take, and without the values of those
+    that the program changes.
+    """
+    rows = [*found.resolution.settings]
+    shown = {one.setting for one in rows}
+    rows += [
+        Settled(name, one.value, one) for name, one in arguments.others.items() if name not in shown
+    ]
+    for name, said in arguments.changed.items():
+        setting = "mixed_precision" if name in ("bf16", "fp16") else name
+        rows = [one for one in rows if one.setting not in (setting, name)]
+        rows.append(Settled(setting, UNKNOWN, said, (), CHANGES.format(name)))
+    return replace(found, resolution=replace(found.resolution, settings=tuple(rows)))
 
 
 def read_sources(document: Document, question: Question) -> Told:

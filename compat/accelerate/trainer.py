@@ -16,15 +16,17 @@ from bridge.errors import nearest
 from bridge.files import Launch
 from bridge.shell import text_if_known
 from bridge.stack.findings import Finding, Origin, unknown
-from bridge.stack.program_source import (
-    CALL_WINS,
-    Told as Called,
-    find_defaults_of_trl,
-    read_arguments_call,
-)
+from bridge.stack.program_source import CALL_WINS, find_defaults_of_trl, read_arguments_call
 from bridge.stack.rules import Effect
-from bridge.stack.sources import Said, Unheard
-from bridge.stack.training_arguments import QUIET, RETIRED, describe_lack, find_negated, read_word
+from bridge.stack.sources import DEFAULT as DEFAULTS, Placed, Said, Unheard
+from bridge.stack.training_arguments import (
+    QUIET,
+    RETIRED,
+    SHOWN,
+    describe_lack,
+    find_negated,
+    read_word,
+)
 from compat.accelerate.recognition import CONFIG, SWITCH
 from compat.accelerate.schema import TRAINER
 from compat.accelerate.slots import CHEAP, Refusal, Slot, facts, one_of
@@ -37,6 +39,7 @@ PASSED = ("bf16", "fp16", STEPS)
 """Arguments that reach accelerate by other names."""
 SIGNS = frozenset({SWITCH, "output_dir", "bf16", "fp16"})
 """Arguments of which a program under the Trainer gets one."""
+NAMED = frozenset({*NAMES, *SIGNS, *RETIRED, *SHOWN})
 KEYS: tuple[tuple[str, str, Any, str], ...] = (
     ("version", "VERSION", 2, "12"),
     ("cpu_offload", "OFFLOAD_PARAMS", None, "12"),
@@ -81,12 +84,15 @@ BARE = "it counts only with --fsdp"
 class Arguments:
     """Arguments of the Trainer by name, keys of its fsdp_config by name without the prefix, and retired arguments.
 
-    Of accelerator_config there is num_steps alone.
+    Of accelerator_config there is num_steps alone. `others` are arguments that nothing here depends on, and `changed`
+    those that the program changes, so that nobody knows their value.
     """
 
     own: Mapping[str, Said] = field(default_factory=dict)
     fsdp: Mapping[str, Said] = field(default_factory=dict)
     retired: Mapping[str, Said] = field(default_factory=dict)
+    others: Mapping[str, Said] = field(default_factory=dict)
+    changed: Mapping[str, Said] = field(default_factory=dict)
 
     @property
     def steps(self) -> Said | None:
@@ -129,15 +135,15 @@ def read_arguments(
     for at, word in enumerate(words):
         option, tied, text = (word or "").partition("=")
         name = find_negated(option) or option.removeprefix("--").replace("-", "_")
-        if not option.startswith("--") or name not in {*NAMES, *SIGNS, *RETIRED}:
+        if not option.startswith("--") or name not in NAMED:
             continue
         after = words[at + 1] if at + 1 < len(words) else "--"
         word = text if tied else "true" if after is None or after.startswith("--") else after
         spelling = option if find_negated(option) else f"--{name}"
         setting, source, line = launch.place_of(at, spelling)
         found[name] = Said(setting, read_word(name, word, option), source, line)
-    names = {*NAMES, *SIGNS, *RETIRED, DEEPSPEED}
-    called = Called() if beside else read_arguments_call(launch, folder, found, names)
+    given = Placed({name: said.value for name, said in beside.items()}, beside)
+    called = read_arguments_call(launch, folder, found, {*NAMED, DEEPSPEED}, given)
     if not SIGNS & found.keys() and not beside and not called.values:
         return Arguments(), called.findings
     told = list(called.findings)
@@ -147,9 +153,10 @@ def read_arguments(
             lost = flag or said
             message = f"{lost.value!r} is not used: {CALL_WINS if flag else BY_FLAG}"
             told.append(unknown(lost.setting, message, origin=_locate(lost), end=""))
-    given = {**found, **called.values, **beside}
-    usual, findings = find_defaults_of_trl(launch, folder, given)
-    return sort_arguments({**usual, **given}, opens), (*told, *findings)
+    said_last = {**found, **called.values, **beside, **called.assigned}
+    usual, findings = find_defaults_of_trl(launch, folder, said_last)
+    arguments = sort_arguments({**usual, **said_last}, opens)
+    return replace(arguments, changed=called.changed), (*told, *findings)
 
 
 def _locate(said: Said) -> Origin:
@@ -179,7 +186,11 @@ def sort_arguments(said: Mapping[str, Said], opens: Callable[[str, Said], Any]) 
                 else Said(f"{CONFIG}.{key}", value, config.source, config.line)
             )
             keys[key.removeprefix("fsdp_")] = one
-    return Arguments(own, keys, {name: one for name, one in said.items() if name in RETIRED})
+    retired = {name: one for name, one in said.items() if name in RETIRED}
+    rest = SHOWN.keys() - own.keys() - {CONFIG, LOADER, DEEPSPEED}
+    usual = {name for name, one in said.items() if one.source.endswith(DEFAULTS)}
+    others = {name: one for name, one in said.items() if name in rest - usual}
+    return Arguments(own, keys, retired, others)
 
 
 def pass_on(

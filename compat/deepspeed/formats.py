@@ -25,7 +25,7 @@ from bridge.stack.reader import Reader, flaw, mapping
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources
 from compat.deepspeed import auto, free_section_keys, scripts, trainer
-from compat.deepspeed.precedence import ENVIRONMENT, PRECISION, Run, find_sources
+from compat.deepspeed.precedence import ARGUMENTS, ENVIRONMENT, PRECISION, Run, find_sources
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.value_types import expected, typed
@@ -222,6 +222,7 @@ def read(
             )
             script_values = Placed(script_arguments, script.arguments.places, script.arguments.lost)
             arguments = script_values.overlay(arguments or {})
+            arguments = arguments.overlay(script.assigned, scripts.ASSIGNED)
         code = {**script.code, **(code or {})}
         world = world or script.ranks
         if script.facts:
@@ -367,6 +368,9 @@ class _KeyReader(Reader):
     steps: int | None = None
     # Who put keys into the file's content before it was read.
     added: Mapping[str, Said] = field(default_factory=dict)
+    # Arguments that the program changes, so that nobody knows their value.
+    changed: Mapping[str, Said] = field(default_factory=dict)
+    case: trainer.Case = trainer.NO_CASE
 
     def line(self, key: str) -> int | None:
         """Return the line of the key `key` in the file, or the line of its section. Return None
@@ -798,7 +802,12 @@ class _KeyReader(Reader):
         would build. Return command-line options for facts that are missing.
         """
         fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
-        arguments = {**arguments, **trainer.arguments_of_facts(fit)}
+        arguments = Placed({}, {}).overlay(arguments).overlay(trainer.arguments_of_facts(fit))
+        self.changed = arguments.unknown = {
+            name: said
+            for name, said in arguments.unknown.items()
+            if said.value is None or not self._is_filled_early(name)
+        }
         self._refuse_arguments(arguments)
         for dated in trainer.find_dated(arguments, fit.get("transformers")):
             self._remark_argument(*dated)
@@ -830,14 +839,12 @@ class _KeyReader(Reader):
                     self.origins[path] = Origin(place.line, place.setting, place.source)
         own = filling.schedule if not self._has_scheduler() else {}
         if not any(path.startswith("optimizer.") for path in self.given):
-            for path, value in filling.optimizer.items():
+            optimizer, message = filling.swap_optimizer(self.case)
+            for path, value in optimizer.items():
                 if path not in self.given:
                     self._value(path, path, value)
-            self.finding(
-                "optimizer.type",
-                filling.said_of_it,
-                Effect.ROUNDING if filling.optimizer else Effect.NUMBERS,
-            )
+            effect = Effect.ROUNDING if filling.optimizer else Effect.NUMBERS
+            self.finding("optimizer.type", message, effect)
         text = filling.unscheduled or UNSCHEDULED
         environment_facts = {
             fact: self.environment[name].value
@@ -855,6 +862,11 @@ class _KeyReader(Reader):
         ):
             self.finding("scheduler.type", text, Effect.NUMBERS)
         return words
+
+    def _is_filled_early(self, name: str) -> bool:
+        """Whether the call of the arguments fills this one into the file, so that later changes come too late."""
+        path = ARGUMENTS.get(name, ("", 0))[0]
+        return path not in (auto.MICRO, auto.STEPS) and self.given.get(path) == "auto"
 
     def use_width(self, values: Mapping[str, Any], by_trainer: bool) -> Placed:
         """Return `values` with the width of a model that only its text_config has. The Trainer fills
@@ -883,7 +895,7 @@ class _KeyReader(Reader):
             name: place_of_argument.value for name, place_of_argument in self.environment.items()
         }
         all_arguments = {**trainer.DEFAULTS, **outside, **arguments}
-        case = trainer.Case(all_arguments, self.given, self.blocks, self.world)
+        self.case = case = trainer.Case(all_arguments, self.given, self.blocks, self.world)
         places = {**self.environment, **self.places}
         for name, message in trainer.find_refusals(case):
             variable = places.get(name, Said(name, None))
@@ -922,6 +934,8 @@ class _KeyReader(Reader):
         """Set the sizes of the batch that the file leaves out. Without accumulation steps accelerate
         writes 1 for DeepSpeed, and the Trainer accumulates by its own argument.
         """
+        if auto.STEPS not in filling.demands or auto.MICRO not in filling.values:
+            return  # the program changes them
         steps, (demand, _) = filling.values[auto.STEPS], filling.demands[auto.STEPS]
         for path in (auto.STEPS, auto.TOTAL) if steps != demand else ():
             if path in self.given and path in filling.values:
@@ -948,7 +962,8 @@ class _KeyReader(Reader):
         if arguments is None:
             return NO_SOURCES
         settings = Placed({}, {}).overlay(arguments)
-        fills = trainer.filling(arguments, self.world, self.steps).values
+        settings.unknown = dict(self.changed)
+        fills = trainer.filling(settings, self.world, self.steps).values
         places = values.places if isinstance(values, Placed) else {}
         facts = {name: places.get(name, Said(name, values[name], "--auto")) for name in values}
         run = Run(

@@ -16,8 +16,10 @@ from packaging.version import Version
 
 from bridge.plan.section import nest
 from bridge.stack.findings import Origin
+from bridge.stack.program_source import CHANGES, UNKNOWN
 from bridge.stack.rules import Effect
 from bridge.stack.sources import DEFAULT, Claim, Placed, Said, Settled, Sources, Unheard
+from bridge.stack.training_arguments import SHOWN
 from compat.deepspeed.accelerated import ADDER, PRINTS
 from compat.deepspeed.auto import RULES
 from compat.deepspeed.trainer import (
@@ -263,16 +265,34 @@ def find_sources(run: Run) -> Sources:
     hidden |= run.open.keys()
     if "optimizer" not in run.blocks:
         hidden |= {path for path in run.after if path.startswith("optimizer.")}
-    own = (*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run))
+    own = [*_own_optimizer(run, kind), *_own_schedule(run), *_find_open(run)]
     unheard = (*run.arguments.lost, *_find_unheard(run, kind))
+    lost = {one.said.setting for one in unheard}
+    shown = {
+        *ARGUMENTS,
+        *(one.setting for one in own),
+        *(claim.said.setting for row in own for claim in row.overruled),
+    }
+    own += [
+        run.settle(name)
+        for name in run.arguments
+        if name in SHOWN
+        and name not in shown
+        and not {name, run.said(name).setting} & (lost | shown)
+    ]
+    for row in _find_changed(run):
+        own = [*(one for one in own if one.setting != row.setting), row]
+        hidden.add(row.setting)
     claims = (*_find_claims(run, kind), *_of_file(run), *_of_environment(run))
-    return Sources(claims, winners, values, unheard, own, frozenset(hidden))
+    return Sources(claims, winners, values, unheard, tuple(own), frozenset(hidden))
 
 
 def _measure_batch(run: Run) -> Iterator[tuple[str, Any, Said]]:
     """Yield the sizes of a step's batch where they are others than the arguments for them ask for: accelerator_config
     splits a batch over the ranks or gives the steps of accumulation, or an epoch has fewer micro-batches than accumulate.
     """
+    if not {MICRO, STEPS} <= run.fills.keys():
+        return  # the program changes them
     micro, steps = (int(run.fills[path]) for path in (MICRO, STEPS))
     first = run.epoch.batches if run.epoch and 0 < run.epoch.batches < steps else steps
     loader = run.said("accelerator_config")
@@ -407,6 +427,19 @@ def _find_open(run: Run) -> Iterator[Settled]:
         yield Settled(
             path, "auto", _place_in_file(run, path), (), WANTED.get(fact, WANT).format(fact)
         )
+
+
+def _find_changed(run: Run) -> Iterator[Settled]:
+    """Yield the settings whose value nobody knows, as the program changes the argument that sets it."""
+    for name, said in run.arguments.unknown.items():
+        path = ARGUMENTS.get(name, ("", None))[0]
+        block = path.partition(".")[0]
+        in_file = path and (block in run.blocks or block not in ("optimizer", "scheduler"))
+        if not in_file or run.before.get(path, "auto") == "auto":
+            row = Settled(path if in_file else name, UNKNOWN, said, (), CHANGES.format(name))
+            yield row
+            if path in (MICRO, STEPS):
+                yield replace(row, setting=TOTAL)
 
 
 def _own_optimizer(run: Run, kind: str) -> Iterator[Settled]:

@@ -19,16 +19,18 @@ from bridge.shell.word_pieces import NOWHERE, Text
 from bridge.stack import trainer_detection
 from bridge.stack.findings import Finding, Origin, find_assumptions, unknown
 from bridge.stack.program_source import (
+    ASSIGNED as ASSIGNED,
     CALL_WINS,
+    find_clipping,
     find_defaults_of_trl,
     read_arguments_call,
     read_call,
 )
 from bridge.stack.rules import Effect
 from bridge.stack.sources import NO_SOURCES, Placed, Said, Sources, Unheard
-from bridge.stack.training_arguments import QUIET, read_word
+from bridge.stack.training_arguments import QUIET, SHOWN, read_word
 from compat.deepspeed import accelerated
-from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, TRAINED, name_argument
+from compat.deepspeed.trainer import COURSE, DATED, DEFAULTS, FILE, TRAINED, name_argument
 
 PROGRAM = "train.py"
 """Stands for the program that a launch of flags alone does not name."""
@@ -131,7 +133,8 @@ class Found:
     if the user says so. `file` is the name of the config file; empty if the script itself contains
     the document. `facts` replace "auto" where accelerate starts the run. `environment` has the
     variables that accelerate reads where another program starts it. `sources` say who sets what of a
-    run that accelerate starts.
+    run that accelerate starts. `assigned` are
+    arguments that the program gives the Trainer last, over all that anybody says beside it.
     """
 
     document: Document
@@ -144,6 +147,7 @@ class Found:
     facts: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Said] = field(default_factory=dict)
     sources: Sources = NO_SOURCES
+    assigned: Placed = field(default_factory=lambda: Placed({}, {}))
 
 
 def is_launch(launch: Launch, script: Script) -> bool:
@@ -246,14 +250,15 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     # Of an option that is given twice, the last one counts.
     same = (config for config in _configs(launch) if own and config[0] == own[0])
     *_, (_, path, line) = ("", (), launch.line), *same
-    content = launch.file(path)
+    content = path if _is_inline(path) else launch.file(path)
     document = (
         _read_beside(script, launch, path, line) if content is None else _read_here(script, content)
     )
     options = {name: value for name, value, _ in _arguments(launch)}
-    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **COURSE, **TRAINED})
+    usual = _trainer_arguments(launch, {**SHOWN, **DATED, **DEFAULTS, **COURSE, **TRAINED})
     by_trainer, assumption = _starts_trainer(launch, script)
-    usual, told = _add_arguments(launch, script, usual, arguments is None)
+    by_option = own is not None and own[0] == TRAINER
+    usual, told, assigned = _add_arguments(launch, script, usual, arguments, by_option)
     file = Path(document.name).name if content is None else ""
     twins = _find_twins(script, path, line) if content is None else ()
     findings = (
@@ -268,7 +273,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
     words = [one for one in _configs(launch) if own and one[0] == own[0]]
     # Of a launch that stands for a config next to this file, nobody wrote the words.
     place = None if document.name == script.name and content is None else line
-    winner = Said(words[-1][0] if words else "", spell_pieces(path), script.name, place)
+    winner = Said(words[-1][0] if words else "", brief(spell_pieces(path)), script.name, place)
     options_at = [at for at, text in enumerate(launch.texts) if text == winner.setting]
     if said := launch.sources.get(max(options_at, default=-1)):
         winner = Said(said[0], winner.value, said[1], said[2])
@@ -296,6 +301,7 @@ def read(script: Script, arguments: Mapping[str, Any] | None = None) -> Found:
         file,
         environment=passed.environment,
         sources=Sources(unheard=tuple(unheard)),
+        assigned=assigned,
     )
 
 
@@ -303,13 +309,14 @@ def _read_accelerated(
     launch: Launch, script: Script, arguments: Mapping[str, Any] | None
 ) -> Found | None:
     """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
-    usual = _trainer_arguments(launch, {**DATED, **DEFAULTS, **TRAINED})
+    usual = _trainer_arguments(launch, {**SHOWN, **DATED, **DEFAULTS, **TRAINED})
     by_trainer, _ = trainer_detection.evidence(
         trainer_detection.read(launch.program, folder_of(script.name)), _flags(launch)
     )
     by_trainer = by_trainer or arguments is not None
-    usual, told = _add_arguments(launch, script, usual, arguments is None)
-    said = {**usual.places, **getattr(arguments, "places", {})} if by_trainer else {}
+    usual, told, assigned = _add_arguments(launch, script, usual, arguments)
+    beside = getattr(arguments, "places", {})
+    said = {**usual.places, **beside, **assigned.places} if by_trainer else {}
     halves = (replace(said[name], setting=f"--{name}") for name in ("fp16", "bf16") if name in said)
     precision = next((one for one in halves if one.value is True), None)
     call = read_call(launch, folder_of(script.name))
@@ -322,10 +329,13 @@ def _read_accelerated(
     )
     if launch_config is None:
         return None
+    data = launch_config.document.data
+    clip = data.get("gradient_clipping") if isinstance(data, Mapping) else None
     findings = (
         *launch_config.findings,
         *told,
         *call.findings,
+        *find_clipping(launch, folder_of(script.name), clip),
         *(
             unknown(one.setting, ON_CPU, origin=Origin(one.line, "", one.source), end="")
             for one in on_cpu
@@ -345,26 +355,34 @@ def _read_accelerated(
         file,
         launch_config.facts,
         sources=launch_config.sources,
+        assigned=assigned,
     )
 
 
 def _add_arguments(
-    launch: Launch, script: Script, arguments: Placed, alone: bool
-) -> tuple[Placed, tuple[Finding, ...]]:
-    """Return the arguments of a launch under those that its program writes in a call, if the launch is `alone`, and over
-    the defaults of trl, if the program takes them by a class of trl.
+    launch: Launch,
+    script: Script,
+    arguments: Placed,
+    beside: Mapping[str, Any] | None,
+    by_option: bool = False,
+) -> tuple[Placed, tuple[Finding, ...], Placed]:
+    """Return the arguments of a launch under those that its program writes in a call, and over the defaults of trl, if
+    the program takes them by a class of trl; and what the program assigns behind the call, which counts over
+    arguments that are given `beside` the launch too. `by_option` says that an option gives the Trainer its file.
     """
-    findings, folder = tuple[Finding, ...](), folder_of(script.name)
-    if alone:
-        names = {**DATED, **DEFAULTS, **COURSE, **TRAINED}
-        call = read_arguments_call(launch, folder, arguments, names)
-        values = {name: said.value for name, said in call.values.items()}
-        arguments = arguments.overlay(Placed(values, call.values), CALL_WINS)
-        findings = call.findings
+    folder = folder_of(script.name)
+    names = {**SHOWN, **DATED, **DEFAULTS, **COURSE, **TRAINED}
+    flags = {*arguments, *({FILE} if by_option else ())}
+    call = read_arguments_call(launch, folder, flags, names, beside)
+    given = {name: said for name, said in call.values.items() if name not in call.assigned}
+    values = {name: said.value for name, said in given.items()}
+    arguments = arguments.overlay(Placed(values, given), CALL_WINS)
     usual, told = find_defaults_of_trl(launch, folder, arguments)
     values = {name: said.value for name, said in usual.items()}
     found = Placed({**values, **arguments}, {**usual, **arguments.places}, arguments.lost)
-    return found, (*findings, *told)
+    assigned = Placed({name: said.value for name, said in call.assigned.items()}, call.assigned)
+    assigned.unknown |= call.changed
+    return found, (*call.findings, *told), assigned
 
 
 def _find_unknown_words(launch: Launch, script: Script) -> Iterator[Finding]:
@@ -488,9 +506,15 @@ def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
             if at < len(launch.words)
             else ()
         )
-        open_ = _names_file(value) or (option != TRAINER and text_if_known(value) is None)
+        inline = option == TRAINER and _is_inline(value)
+        open_ = _names_file(value) or inline or (option != TRAINER and text_if_known(value) is None)
         if value and (option in OPTIONS or (SPELLED.fullmatch(option) and open_)):
             yield option, value, launch.lines[at]
+
+
+def _is_inline(word: Pieces) -> bool:
+    """Whether a word is a DeepSpeed config itself: HfArgumentParser takes one as JSON (training_args.py: _VALID_DICT_FIELDS)."""
+    return spell_pieces(word).startswith("{")
 
 
 def _names_file(word: Pieces) -> bool:

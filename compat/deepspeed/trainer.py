@@ -27,6 +27,7 @@ from bridge.stack.training_arguments import (
     DATA,
     QUIET,
     RETIRED,
+    SHOWN,
     SINCE,
     describe_lack,
     find_defaults,
@@ -46,6 +47,16 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
+LENGTH = frozenset({"max_steps", "num_train_epochs"})
+SETS = {"max_steps": "code.steps", "num_train_epochs": "code.epochs", "seed": "code.seed"}
+"""Of arguments that a file has no key for, the one of the code part."""
+OPTIMIZER = frozenset(
+    {"optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"}
+)
+CHANGED_OPTIMIZER = (
+    "not given: Hugging Face's Trainer then builds its own optimizer, and the program changes {} behind the call;"
+    " the optimizer's fields in the plan stay open"
+)
 COURSE: Mapping[str, Any] = find_defaults("num_train_epochs", "seed")
 """TrainingArguments that no DeepSpeed file has, and that the code part holds."""
 
@@ -153,6 +164,19 @@ OWN_OPTIMIZER = (
     "not given: Hugging Face's Trainer then builds AdamW from its own arguments, without decay"
     " of biases and norms; stagebridge reads this optimizer as DeepSpeed's AdamW"
 )
+SWAPPED = frozenset({"sgd", "rmsprop"})
+"""Values of `optim` beside AdamW in whose place accelerate puts DeepSpeed's Adam for the CPU."""
+SWAPPED_ADAM: Mapping[str, Any] = {
+    "optimizer.type": "Adam",
+    "optimizer.params.adam_w_mode": False,
+    "optimizer.params.betas": (0.9, 0.999),
+    "optimizer.params.eps": 1e-8,
+}
+"""That Adam, which keeps rate and decay alone (accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed)."""
+SWAP = (
+    "not given: Hugging Face's Trainer builds optim={}, and accelerate puts DeepSpeedCPUAdam without decoupled decay in its"
+    " place, as the file offloads its state; write an optimizer block, or --optim adamw_torch"
+)
 OTHER_OPTIMIZER = (
     "not given: Hugging Face's Trainer then builds optim={}, which stagebridge cannot translate;"
     " the optimizer's fields in the plan stay open"
@@ -201,6 +225,17 @@ class Filling:
                     ' both places, or write "auto"',
                 )
 
+    def swap_optimizer(self, run: Case) -> tuple[Mapping[str, Any], str]:
+        """Return the optimizer of a run, by key, and the message about it: DeepSpeed's for the CPU in place of the
+        Trainer's, where accelerate replaces that by it.
+        """
+        if not run.offloads or run.text("optim") not in SWAPPED:
+            return self.optimizer, self.said_of_it
+        rate, decay = (f"optimizer.params.{name}" for name in ("lr", "weight_decay"))
+        given = {path: self.values[path] for path in (rate, decay) if path in self.values}
+        own = {**SWAPPED_ADAM, **given} if len(given) == 2 else {}
+        return own, SWAP.format(run.text("optim"))
+
 
 AXOLOTL = {"micro_batch_size": "per_device_train_batch_size", "lr_scheduler": "lr_scheduler_type", "optimizer": "optim",
            "num_epochs": "num_train_epochs"}  # fmt: skip
@@ -227,13 +262,20 @@ def arguments(values: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     arguments_of_run = {
         name: value
         for name, value in values.items()
-        if (name in usual or name == FILE) and value is not None
+        if (name in usual or name in SHOWN or name == FILE) and value is not None
     }
     steps = arguments_of_run.get("max_steps")
-    if len(values) < DUMP:
+    if len(values) >= DUMP:  # nobody asked for its defaults
+        arguments_of_run = {
+            name: value
+            for name, value in arguments_of_run.items()
+            if name in usual or value != SHOWN.get(name)
+        }
+    else:
         arguments_of_run |= {name: values[name] for name in DATED if values.get(name) is not None}
-    elif (
-        isinstance(steps, int)
+    if (
+        len(values) >= DUMP
+        and isinstance(steps, int)
         and steps > 0
         and arguments_of_run.get("num_train_epochs") == COURSE["num_train_epochs"]
     ):
@@ -302,6 +344,9 @@ class Case:
     def builds_schedule(self) -> bool:
         """Whether the Trainer builds the schedule."""
         return "scheduler" not in self.blocks
+
+
+NO_CASE = Case({}, {}, frozenset(), None)
 
 
 def read_mapping(value: Any) -> Mapping[str, Any]:
@@ -420,6 +465,13 @@ REFUSALS: tuple[tuple[str, Callable[[Case], object], str, str], ...] = (
         lambda run: run.text("optim") == "adagrad" and run.offloads,
         "accelerate fails to build DeepSpeed's Adagrad for the CPU from it; use an optimizer block in the file",
         "accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed passes adamw_mode",
+    ),
+    (
+        "optim",
+        lambda run: run.text("optim") == "adafactor" and run.offloads,
+        "accelerate gives DeepSpeedCPUAdam the groups of Adafactor, whose eps is a pair, and the first step fails; use"
+        " an optimizer block in the file, or no offload",
+        "accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed keeps the groups",
     ),
     (
         "optim",
@@ -597,10 +649,14 @@ def filling(
     `total` optimizer steps (None: not known), with the release `version` of transformers (None: the newest).
     """
     args = _fill_arguments(arguments)
+    # What a program changes so that nobody knows it is left open.
+    unknown = {*getattr(arguments, "unknown", ())}
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
+    total = None if unknown & LENGTH else total
     warmup, rate = _count_warmup(args, total), args["learning_rate"]
+    warmup = None if unknown & {"warmup_steps", "warmup_ratio"} else warmup
     demands: dict[str, tuple[Any, str]] = {
         MICRO: (micro, "per_device_train_batch_size"),
         STEPS: (steps, "gradient_accumulation_steps"),
@@ -626,6 +682,7 @@ def filling(
         demands["scheduler.params.warmup_num_steps"] = (max(1, warmup), "warmup_steps")
     if total is not None:
         demands["scheduler.params.total_num_steps"] = (total, "max_steps")
+    demands = {key: row for key, row in demands.items() if unknown.isdisjoint(row[1].split("+"))}
     values = {path: value for path, (value, _) in demands.items()} | {
         "scheduler.params.warmup_min_lr": 0
     }
@@ -657,10 +714,15 @@ def filling(
     # rate, make a schedule that no plan knows.
     schedule = (
         {}
-        if args["lr_scheduler_kwargs"]
+        if args["lr_scheduler_kwargs"] or unknown & {"lr_scheduler_type", "lr_scheduler_kwargs"}
         else _build_schedule(args["lr_scheduler_type"], warmup, total)
     )
     optimizer, message = _build_optimizer(args, values)
+    if changed := sorted(unknown & OPTIMIZER):
+        optimizer, message = {}, CHANGED_OPTIMIZER.format(", ".join(changed))
+    sets = {
+        key: one for key, one in sets.items() if key not in {SETS.get(name) for name in unknown}
+    }
     return Filling(
         values,
         {name: fact for name, fact in facts.items() if fact is not None},

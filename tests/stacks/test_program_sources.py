@@ -258,3 +258,121 @@ def test_what_the_call_filled_in_is_not_changed_behind_it(
     rows, code = launch("torchrun --nproc_per_node 2 train.py", capsys)
     assert (rows["optimizer.params.lr"], rows["max_steps"], code) == (1e-4, 5, 2), rows["text"]
     assert "TrainingArguments(learning_rate)" in rows["text"]
+
+
+PARSER = (
+    "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+    "def main():\n"
+    "    parser = HfArgumentParser((Own, TrainingArguments))\n"
+    "    if one:\n        own, args = parser.parse_json_file(one)\n"
+    "    else:\n        own, args = parser.parse_args_into_dataclasses()\n"
+    "    {}\n    Trainer(args=args).train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "steps", "rate"),
+    [
+        ("args.max_steps = 7", 7, 1e-4),
+        ("if x: args.max_steps = 7", "unknown", 1e-4),
+        ("args.max_steps = count()", "unknown", 1e-4),
+        ("own.max_steps = 7", 9, 1e-4),
+        ("args.learning_rate = 1e-5", 9, 1e-4),
+        ("args.learning_rate *= 2", 9, "unknown"),
+    ],
+)
+def test_changes_of_what_a_parser_returns(
+    change: str, steps: Any, rate: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("train.py").write_text(PARSER.format(change))
+    words = "torchrun --nproc_per_node 2 train.py --deepspeed z.json --max_steps 9"
+    rows, _ = launch(f"{words} --learning_rate 1e-4 --neftune_noise_alpha 5 --bf16", capsys)
+    assert (rows["max_steps"], rows["optimizer.params.lr"]) == (steps, rate), rows["text"]
+    assert rows["neftune_noise_alpha"] == 5
+
+
+def test_clipping_of_accelerate_under_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text(INLINE)
+    start = "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+    for call, code in (
+        ("accelerator.clip_grad_norm_(model.parameters(), 0.5)", 2),
+        ("accelerator.clip_grad_norm_(model.parameters(), 1.0)", 0),
+        ("accelerator.clip_grad_value_(model.parameters(), 1.0)", 1),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", 0),
+    ):
+        Path("loop.py").write_text(f"{start}{call}\n")
+        rows, _ = launch(STARTED.replace("train.py", "loop.py"), capsys)
+        effects = [
+            one["effect"] for one in json.loads(rows["text"])["findings"] if "clip_" in one["path"]
+        ]
+        assert effects == {0: [], 1: ["the run stops"], 2: ["different numbers"]}[code], rows[
+            "text"
+        ]
+
+
+ASSIGNED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "data_seed": (9, {}),
+    "dataloader_drop_last": (True, {"max_steps": -1, "num_train_epochs": 1}),
+    "label_smoothing_factor": (0.3, {}),
+    "lr_scheduler_kwargs": ({"num_cycles": 3}, {"lr_scheduler_type": "cosine"}),
+    "lr_scheduler_type": ("cosine", {}),
+    "max_steps": (2, {}),
+    "neftune_noise_alpha": (5.0, {}),
+    "num_train_epochs": (1.0, {"max_steps": -1}),
+    "optim": ("sgd", {}),
+    "seed": (7, {}),
+    "train_sampling_strategy": ("sequential", {}),
+    "warmup_steps": (2, {}),
+    "bf16": (True, {}),
+}
+"""Of arguments, a value other than the default of the runs below, and what these need besides."""
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_the_trainer_takes_late_arguments_from_the_object(name: str, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from bridge.stack.program_source import LATE
+
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+
+    def train(called: dict[str, Any], assigned: dict[str, Any]) -> Any:
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+        model = transformers.LlamaForCausalLM(config)
+        rows = [{"input_ids": one, "labels": one} for one in torch.randint(0, 32, (11, 6))]
+        usual = {
+            "max_steps": 3,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-2,
+            "use_cpu": True,
+        }
+        usual |= {
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+        }
+        args = transformers.TrainingArguments(str(tmp_path), **{**usual, "seed": 1, **called})
+        for key, value in assigned.items():
+            setattr(args, key, value)
+        trainer = transformers.Trainer(model, args, train_dataset=rows)
+        trainer.train()
+        checkpoints = model.is_gradient_checkpointing
+        return checkpoints, [
+            (one.get("loss"), one.get("learning_rate"), one.get("grad_norm"))
+            for one in trainer.state.log_history
+        ]
+
+    value, usual = ASSIGNED[name]
+    assigned, called, neither = (
+        train(usual, {name: value}), train({**usual, name: value}, {}), train(usual, {})
+    )  # fmt: skip
+    assert called != neither
+    assert assigned == (called if name in LATE else neither)
+
+
+def test_each_late_argument_has_a_run() -> None:
+    from bridge.stack.program_source import LATE
+
+    assert ASSIGNED.keys() >= LATE
