@@ -28,14 +28,13 @@ from bridge.shell.word_pieces import (
 )
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
-
     from bridge.shell.source import ShellSource
+    from bridge.shell.syntax import Statement
 
 LONGEST = 20_000
 """Largest number of parts of one value. Only values that double again and again reach it."""
 MOST_CHARACTERS = 2**20
-Choices: TypeAlias = "tuple[tuple[ShellSource, Node] | None, ...]"
+Choices: TypeAlias = "tuple[tuple[ShellSource, Statement] | None, ...]"
 """Possible definitions of a function. None stands for the case that the function is not defined."""
 RUN = "the value is known only in a real run"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
