@@ -531,7 +531,7 @@ class ShellReader(ShellState):
             # Only one of the paths loses its line, and the paths are merged before the next line.
             raise self.refuse(self.place, f"a shell stops here: {error}")
         sets_e = isinstance(error, arithmetic.Dropped) and self.scope.on("errexit")
-        ends = self.scope.around is not None or sets_e
+        ends = self.scope.nested or sets_e
         self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
         self.scope.left_at = self.source.line(self.place)
 

@@ -170,9 +170,7 @@ class ShellState(ABC):
     def another(self) -> Scope:
         """Return the scope of a subshell: a copy of the current scope without traps."""
         scope = self.scope.copy()
-        scope.around = scope.traps if scope.around is None else scope.around
-        scope.traps = {name: text for name, text in scope.traps.items() if not text}
-        scope.at_exit = None
+        scope.nested, scope.handled, scope.at_exit = True, frozenset(), None
         if scope.at_error is not None and not scope.on("errtrace"):
             scope.at_error = None
         return scope
