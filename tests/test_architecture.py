@@ -24,7 +24,7 @@ LAYERS = ("plan", "layout", "comm", "trace", "engine")
 """Each may import those before it, never those after it."""
 HEAVY = (
     *("torch", "numpy", "deepspeed", "megatron", "transformers", "rich", "typer", "hypothesis"),
-    *("ruamel", "yaml", "hjson", "tree_sitter", "tree_sitter_bash"),
+    *("ruamel", "yaml", "hjson"),
 )
 """What a config is read, checked and converted without, until the function that needs it runs."""
 

@@ -8,7 +8,7 @@ set -eu
 case ${1:-} in -*) sed -n '2,5s/^# \{0,1\}//p' "$0"; [ "$1" = --help ] || [ "$1" = -h ]; exit ;; esac
 here=$(CDPATH= cd -- "$(dirname "$0")" && pwd)
 folder=${1:-$here/wheels}
-packages="pydantic pydantic_core annotated-types typing-inspection typing_extensions hjson ruamel.yaml tree-sitter tree-sitter-bash
+packages="pydantic pydantic_core annotated-types typing-inspection typing_extensions hjson ruamel.yaml
     hypothesis sortedcontainers pytest pluggy iniconfig"
 platforms=""
 for glibc in 2_34 2_28 2_27 2_24 2_17 2_12 2_5; do platforms="$platforms --platform manylinux_${glibc}_x86_64"; done

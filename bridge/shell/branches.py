@@ -5,127 +5,98 @@ The branch that is taken is read; if that is not known, all possible branches ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
 
 from bridge.shell.expand import GROUPS
 from bridge.shell.patterns import Pattern, Unread
 from bridge.shell.state import ShellState
-from bridge.shell.tokens import Token
+from bridge.shell.syntax import Body, Case, CaseItem, If
+from bridge.shell.tokens import Word
 from bridge.shell.word_pieces import text_if_known
 
-if TYPE_CHECKING:
-    from tree_sitter import Node
 
-
-def if_(reader: ShellState, node: Node) -> None:
+def if_(reader: ShellState, statement: If) -> None:
     """Read the first branch of an `if` whose condition is true.
 
     If a condition is not known, read all branches that may be taken.
     """
-    _branch(reader, list(_clauses(node)), node)
+    _branch(reader, statement.branches, statement.start)
 
 
-def _branch(
-    reader: ShellState, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node
-) -> None:
-    if not clauses:
+def _branch(reader: ShellState, branches: Sequence[tuple[Body | None, Body]], place: int) -> None:
+    if not branches:
         reader.scope.status = 0
         return
-    condition, body = clauses[0]
+    condition, body = branches[0]
     truth = True if condition is None else reader.truth(condition)
     if reader.scope.ended:  # the condition itself may call `exit`
         return
-    if truth is None:
-        line = reader.source.line(node.start_byte)
-        asking = (
-            reader.source.text[condition[0].start_byte : condition[-1].end_byte]
-            if condition
-            else ""
-        )
+    if truth is None and condition is not None:
+        last = condition[-1]
+        end = last.others[-1][1].end if last.others else last.first.end
         reader.read_branches(
-            line,
+            reader.source.line(place),
             lambda: reader.statements(body),
-            lambda: _branch(reader, clauses[1:], node),
-            asking=asking,
+            lambda: _branch(reader, branches[1:], place),
+            asking=reader.source.text[condition[0].first.start : end],
         )
     elif truth:
         reader.statements(body)
     else:
-        _branch(reader, clauses[1:], node)
+        _branch(reader, branches[1:], place)
 
 
-def case(reader: ShellState, node: Node) -> None:
+def case(reader: ShellState, statement: Case) -> None:
     """Read a `case`, its patterns in order.
 
     `;&` continues with the next body, `;;&` with the next pattern.
     """
-    value = node.child_by_field_name("value")
-    token = (
-        reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
-    )
-    if token is None or token.word is None:
-        raise reader.refuse(node.start_byte, 'this form of "case" is not supported')
-    text = text_if_known(reader.expander.text(token.word, alone=True))
+    text = text_if_known(reader.expander.text(statement.value, alone=True))
     reader.check_stops()
     reader.scope.status = 0  # that of a case in which nothing fits
-    _items(reader, text, [child for child in node.children if child.type == "case_item"], node)
+    _items(reader, text, statement.items, statement)
 
 
-def _items(reader: ShellState, text: str | None, items: Sequence[Node], node: Node) -> None:
+def _items(
+    reader: ShellState, text: str | None, items: Sequence[CaseItem], statement: Case
+) -> None:
     for index, item in enumerate(items):
         fits = _fits(reader, text, item)
         rest = items[index + 1 :]
         if fits is None:
-            _read_item_branches(reader, text, items[index:], node)
+            reader.read_branches(
+                reader.source.line(statement.start),
+                partial(_body, reader, text, item, rest, statement),
+                partial(_items, reader, text, rest, statement),
+                asking=reader.source.text_of(statement.value),
+            )
             return
         if fits:
-            _body(reader, text, item, rest, node)
+            _body(reader, text, item, rest, statement)
             return
-
-
-def _read_item_branches(
-    reader: ShellState, text: str | None, items: Sequence[Node], node: Node
-) -> None:
-    item, rest = items[0], items[1:]
-    line = reader.source.line(node.start_byte)
-    value = node.child_by_field_name("value")
-    asking = reader.source.text[value.start_byte : value.end_byte] if value is not None else ""
-    reader.read_branches(
-        line,
-        lambda: _body(reader, text, item, rest, node),
-        lambda: _items(reader, text, rest, node),
-        asking=asking,
-    )
 
 
 def _body(
-    reader: ShellState, text: str | None, item: Node, rest: Sequence[Node], node: Node
+    reader: ShellState, text: str | None, item: CaseItem, rest: Sequence[CaseItem], statement: Case
 ) -> None:
-    close = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
-    reader.statements(item.children[close + 1 :])
-    sign = item.children[-1].type
+    reader.statements(item.body)
     if reader.scope.ended or not rest:
         return
-    if sign == ";&":
-        _body(reader, text, rest[0], rest[1:], node)
-    elif sign == ";;&":
-        _items(reader, text, rest, node)
+    if item.sign == ";&":
+        _body(reader, text, rest[0], rest[1:], statement)
+    elif item.sign == ";;&":
+        _items(reader, text, rest, statement)
 
 
-def _fits(reader: ShellState, text: str | None, item: Node) -> bool | None:
+def _fits(reader: ShellState, text: str | None, item: CaseItem) -> bool | None:
     """Return whether one of the patterns of a `case` item matches; None if that is not known."""
-    close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
     fold = "nocasematch" in reader.scope.options
     unsure = False
-    for token in reader.source.tokens_of(item.start_byte, close):
-        if token.word is None:
-            continue
-        _check_groups(reader, token)
+    for word in item.patterns:
+        _check_groups(reader, word)
         try:
-            pattern = Pattern(
-                reader.expander.chars(reader.expander.text(token.word, alone=True)), fold
-            )
+            pattern = Pattern(reader.expander.chars(reader.expander.text(word, alone=True)), fold)
             # `*` fits whatever the text is. An earlier pattern that may fit makes the item fit in
             # any case, too.
             if text is None:
@@ -139,37 +110,17 @@ def _fits(reader: ShellState, text: str | None, item: Node) -> bool | None:
     return None if unsure else False
 
 
-def _check_groups(reader: ShellState, token: Token) -> None:
+def _check_groups(reader: ShellState, word: Word) -> None:
     """Raise `SourceError` for a pattern like `@(a|b)` unless `extglob` is on.
 
     The option must be set on an earlier line, because a shell parses a whole line before it runs
     it.
     """
-    parts = token.word.parts if token.word else ()
     if not any(
-        part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in parts
+        part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in word.parts
     ):
         return
-    if not reader.scope.on("extglob") or reader.source.line(token.start) <= reader.grouping:
+    if not reader.scope.on("extglob") or reader.source.line(word.start) <= reader.grouping:
         raise reader.refuse(
-            token.start,
-            "a shell stops here: this pattern needs shopt -s extglob on an earlier line",
+            word.start, "a shell stops here: this pattern needs shopt -s extglob on an earlier line"
         )
-
-
-def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]]]:
-    """Yield the condition and body of each branch of an `if`, in order; the condition of `else` is None."""
-    own = [
-        child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")
-    ]
-    yield _halves(own)
-    for clause in node.children:
-        if clause.type == "elif_clause":
-            yield _halves(clause.children)
-        elif clause.type == "else_clause":
-            yield None, clause.children[1:]
-
-
-def _halves(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
-    place = next((index for index, child in enumerate(nodes) if child.type == "then"), len(nodes))
-    return nodes[1:place], nodes[place + 1 :]

@@ -13,7 +13,7 @@ from bridge.shell.files import AWAY, is_gone, path_in_folder
 from bridge.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import RUN, SOURCED, Value, several
-from bridge.shell.source import ShellSource, Sourced, check_ends, check_syntax
+from bridge.shell.source import ShellSource, Sourced, check_ends
 from bridge.shell.state import ShellState
 from bridge.shell.word_pieces import (
     DEFAULT_IFS,
@@ -641,9 +641,8 @@ def _run_file(reader: ShellState, path: Pieces, text: Pieces, arguments: Sequenc
     check_ends(plain or "", spell_pieces(path))
     if plain is not None:
         # By itself first: an error then names this file and its line, not the script that sources it.
-        check_syntax(ShellSource(plain, reader.key(path)))
+        ShellSource(plain, reader.key(path))
     source = ShellSource.of(text, reader.source)
-    check_syntax(source)
     before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here
     folder, slash, name = reader.key(path).rpartition("/")
     # `BASH_SOURCE` names this file within it. The mark keeps it apart from the script itself.

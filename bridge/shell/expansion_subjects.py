@@ -185,7 +185,7 @@ def text_of(expander: Expansion, subject: Subject) -> str:
         if not expander.is_unset(subject):
             raise Absent(expander.unset(subject.name))
         return ""
-    text = text_if_known(subject.words[0])
+    text = text_if_known(subject.words[0]) if subject.words else ""
     if text is None:
         raise Unread(next(piece.why for piece in subject.words[0] if isinstance(piece, Unknown)))
     return text

@@ -1,4 +1,4 @@
-"""Evaluates the syntax tree of a script without running anything.
+"""Evaluates the statements of a script without running anything.
 
 The result is the commands that the script would start, with their words.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import dropwhile
+from typing import Any
 
 from bridge.errors import SourceError
 from bridge.shell import (
@@ -29,13 +30,25 @@ from bridge.shell.launchers import Walk, walk
 from bridge.shell.nested_shells import list_words
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value
-from bridge.shell.source import ShellSource, check_ends, check_redirects, check_syntax
+from bridge.shell.source import ShellSource, check_ends, check_redirects
 from bridge.shell.state import MOST_STEPS, Action, Command, ShellState, Stopped
+from bridge.shell.syntax import (
+    AndOr,
+    Block,
+    Body,
+    Case,
+    For,
+    Function,
+    If,
+    Pipeline,
+    SimpleCommand,
+    Statement,
+    Subshell,
+    Test,
+    While,
+)
 from bridge.shell.tokens import Token, Word
 from bridge.shell.word_pieces import NOWHERE, Pieces, Unknown, spell_pieces, text_if_known
-
-if TYPE_CHECKING:
-    from tree_sitter import Node
 
 DEEPEST = 30
 UNTOUCHED = -1
@@ -47,7 +60,7 @@ SEVERAL = re.compile(r"^[^/]*\s")
 
 No program has such a name, so quotes must have joined several words.
 """
-CHECKED = ("command", "subshell")
+CHECKED = (SimpleCommand, Test, Subshell)
 """Kinds of statements that end a script under `set -e` if they fail. Blocks and branches do not."""
 LINE = "line"
 """Value of `Scope.ended` for a line that ends early. The script continues with the next line."""
@@ -101,17 +114,16 @@ class ShellReader(ShellState):
 
     def read(self, text: str) -> None:
         """Read the whole script."""
+        check_ends(text, self.name)
         self.source = ShellSource(text, self.name)
         self.defined = frozenset(_function_names(text))
-        check_ends(text, self.name)
-        check_syntax(self.source)
         self.run(self.source)
         self.read_exit_trap()
 
     def run(self, source: ShellSource) -> None:
         """Read a source in the current scope."""
         before, self.source = self.source, source
-        for line in source.lines():
+        for line in source.lines:
             self.statements(line)
             # A failed assignment ends only its line.
             if self.scope.ended == LINE:
@@ -123,53 +135,42 @@ class ShellReader(ShellState):
         there = file_contents.there(self, path)
         return there if not there or not filled else file_contents.has_content(self, path)
 
-    def statements(self, nodes: Sequence[Node]) -> None:
+    def statements(self, body: Body) -> None:
         """Read statements one after the other, until one ends the path."""
-        for index, node in enumerate(nodes):
+        for each in body:
             if self.scope.ended:
                 return
-            after = nodes[index + 1] if index + 1 < len(nodes) else None
-            if not node.is_named:
-                continue
-            if after is not None and after.type == "&":
-                self.aside(node)
+            if each.background:
+                self.aside(each)
             else:
-                self.statement(node)
+                self.either(each.first, each.others)
 
-    def aside(self, node: Node) -> None:
+    def aside(self, each: AndOr) -> None:
         """Read a statement in the background."""
         first, jobs, self.jobs = len(self.commands), self.jobs, list(self.jobs)
         files = self.scope.files.copy()
         self.behind += 1
-        self.apart(lambda: self.statement(node))
+        self.apart(lambda: self.either(each.first, each.others))
         self.behind -= 1
-        self.scope.files.behind(files, self.source.line(node.start_byte))
+        self.scope.files.behind(files, self.source.line(each.first.start))
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
-    def statement(self, node: Node) -> None:
-        """Read one statement of any kind, with `!`, `&&` and `||`."""
-        first, others = operands(node)
-        self.either(first, others)
-
-    def single(self, stages: Operand) -> None:
+    def single(self, pipeline: Pipeline) -> None:
         """Read one statement or one pipeline, with `!` but without `&&` and `||`."""
-        node = stages[0]
-        tokens = takewhile(
-            lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte)
-        )
-        negations = [token.text for token in tokens].count("!")  # the tree does not have them
-        # `! !` cancels out; a negated statement never ends a script under `set -e`.
-        self.guarded += negations % 2
-        self.stage(node, stages)
-        self.guarded -= negations % 2
-        if negations % 2 and not self.scope.ended and self.scope.status is not None:
+        # A negated statement never ends a script under `set -e`.
+        self.guarded += pipeline.negated
+        self.stage(*pipeline.stages)
+        self.guarded -= pipeline.negated
+        if pipeline.negated and not self.scope.ended and self.scope.status is not None:
             self.scope.status = int(not self.scope.status)
-        if not negations % 2 and (len(stages) > 1 or node.type in CHECKED):
+        if not pipeline.negated and (
+            len(pipeline.stages) > 1 or isinstance(pipeline.stages[0], CHECKED)
+        ):
             self.errexit()
 
-    def stage(self, node: Node, stages: Sequence[Node] = ()) -> None:
+    def stage(self, statement: Statement, *others: Statement) -> None:
         """Read one statement, or all stages of a pipeline, without the `!` before it."""
-        self.place = node.start_byte
+        self.place = statement.start
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.steps += 1
         if self.steps > MOST_STEPS:
@@ -177,33 +178,28 @@ class ShellReader(ShellState):
                 f"found more than {MOST_STEPS:,} steps; a launch script has fewer, is this the "
                 "right file?"
             )
-            raise self.refuse(node.start_byte, problem)
-        handler = STATEMENTS.get(node.type)
-        if handler is None:
-            raise self.refuse(
-                node.start_byte,
-                f"this kind of statement ({node.type.replace('_', ' ')}) is not supported",
-            )
+            raise self.refuse(statement.start, problem)
         try:
-            if len(stages) > 1:  # redirections behind it are those of its last command
-                self.pipeline(stages)
-            elif node.type in ("command", "subshell"):
-                handler(self, node)
+            if others:
+                self.pipeline((statement, *others))
+                return
+            read = STATEMENTS[type(statement)]
+            if isinstance(statement, SimpleCommand | Subshell):
+                read(self, statement)
             else:
                 redirections.read_with_redirections(
-                    self, self._behind(node), node.start_byte, lambda: handler(self, node)
+                    self, statement.redirects, statement.start, lambda: read(self, statement)
                 )
         except (OverflowError, Unread, Unsettled) as error:
-            raise self.refuse(node.start_byte, str(error)) from None
+            raise self.refuse(statement.start, str(error)) from None
         except arithmetic.Wrong as error:
             if isinstance(error, arithmetic.Discarded) and not isinstance(
                 error, arithmetic.Dropped
             ):
                 self.discard(error)
                 return
-            raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
-        if len(stages) < 2:
-            self.scope.piped = None
+            raise self.refuse(statement.start, f"a shell stops here: {error}") from None
+        self.scope.piped = None
 
     def errexit(self) -> None:
         """Run the ERR trap if the statement failed, and end the script under `set -e`."""
@@ -252,30 +248,27 @@ class ShellReader(ShellState):
 
     # Blocks, pipelines and paths
 
-    def block(self, node: Node) -> None:
-        """Read `{ ... }`, or the whole script."""
-        self.statements(node.children)
+    def block(self, block: Block) -> None:
+        """Read `{ ... }`."""
+        self.statements(block.body)
 
-    def subshell(self, node: Node) -> None:
+    def subshell(self, subshell: Subshell) -> None:
         """Read `( ... )`.
 
         Its assignments, including those in its redirections, have no effect outside.
         """
-        redirects = self._behind(node)
         # `break` in a subshell cannot leave a loop outside of it.
         loops, self.loops = self.loops, 0
-        if redirects:
+        inside = partial(self.apart, lambda: self.statements(subshell.body))
+        if subshell.redirects:
             self.apart(
                 lambda: redirections.read_with_redirections(
-                    self, redirects, node.start_byte, lambda: self._inside(node)
+                    self, subshell.redirects, subshell.start, inside
                 )
             )
         else:
-            self._inside(node)
+            inside()
         self.loops = loops
-
-    def _inside(self, node: Node) -> None:
-        self.apart(lambda: self.statements(node.children))
 
     def apart(self, action: Action) -> None:
         """Read a subshell. Its files, output and status have an effect outside; nothing else does."""
@@ -288,7 +281,7 @@ class ShellReader(ShellState):
         outer.files, outer.output, outer.status = inner.files, inner.output, inner.status
         self.failing(inner)
 
-    def pipeline(self, stages: Sequence[Node]) -> None:
+    def pipeline(self, stages: Sequence[Statement]) -> None:
         """Read `a | b`: each command reads the output of the one before."""
         outer = self.scope
         output: Pieces = ()
@@ -321,8 +314,13 @@ class ShellReader(ShellState):
             # then end early, and its commands may not run.
             reads = self.scope.input is not output or inner.input is not output
             unread = not reads and len(self.commands) == first
-            if index and output and stages[index - 1].type != "command" and unread:
-                self._maybe(start, first, self.source.line(stages[index - 1].start_byte))
+            if (
+                index
+                and output
+                and unread
+                and not isinstance(stages[index - 1], SimpleCommand | Test)
+            ):
+                self._maybe(start, first, self.source.line(stages[index - 1].start))
                 statuses[-1] = None
             start, output = first, self.scope.output
             statuses.append(self.scope.status)
@@ -331,7 +329,7 @@ class ShellReader(ShellState):
         outer.status, outer.piped = self._status_of_pipeline(statuses), tuple(statuses)
         self.failing(inner)
 
-    def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
+    def _last(self, stage: Statement, outer: Scope, output: Pieces) -> None:
         """Read the last command of a pipeline under `lastpipe`: it runs in the current shell."""
         files, self.scope = self.scope.files, outer
         before, outer.files, outer.input = outer.input, files, output
@@ -353,13 +351,12 @@ class ShellReader(ShellState):
 
     # Lists
 
-    def either(self, first: Operand, others: Sequence[tuple[str, Operand]]) -> None:
+    def either(self, first: Pipeline, others: Sequence[tuple[str, Pipeline]]) -> None:
         """Read a list of operands with `&&` and `||`, from the left."""
         if not others:
             self.single(first)
             return
         *before, (sign, right) = others
-        start, end = first[0].start_byte, (before[-1][1] if before else first)[-1].end_byte
         self.hoped = False
         self.guarded += 1
         self.either(first, before)
@@ -371,9 +368,12 @@ class ShellReader(ShellState):
         if status is None and sign == "&&" and self.hoped:
             status = 0
         if status is None:
-            asking = self.source.text[start:end]
+            end = before[-1][1].end if before else first.end
             self.read_branches(
-                self.source.line(start), lambda: self.single(right), lambda: None, asking=asking
+                self.source.line(first.start),
+                lambda: self.single(right),
+                lambda: None,
+                asking=self.source.text[first.start : end],
             )
             if not self.scope.ended:
                 self.scope.status = None
@@ -382,12 +382,10 @@ class ShellReader(ShellState):
 
     # Functions
 
-    def function(self, node: Node) -> None:
+    def function(self, function: Function) -> None:
         """Record the definition of a function. Its body is read when the function is called."""
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
-            function_name = self.source.text[name.start_byte : name.end_byte]
-            self.scope.functions[function_name] = ((self.source, body),)
+        name = self.source.text_of(function.name)
+        self.scope.functions[name] = ((self.source, function.statement),)
         self.scope.status = 0
 
     def call(self, place: int, name: str, arguments: Sequence[Pieces]) -> bool:
@@ -414,7 +412,7 @@ class ShellReader(ShellState):
         return True
 
     def _call_function(
-        self, function: tuple[ShellSource, Node] | None, arguments: Sequence[Pieces]
+        self, function: tuple[ShellSource, Statement] | None, arguments: Sequence[Pieces]
     ) -> None:
         if function is None:
             return
@@ -424,7 +422,7 @@ class ShellReader(ShellState):
         self.scope.frames = (*self.scope.frames, {})
         loops, self.loops = self.loops, 0
         self.depth += 1
-        self.statement(body)
+        self.single(Pipeline(body.start, body.end, False, (body,)))
         self.depth -= 1
         self.loops = loops
         self.merge_exits(mark, ("return",))
@@ -433,35 +431,9 @@ class ShellReader(ShellState):
 
     # Commands
 
-    def command(self, node: Node) -> None:
-        """Read a simple command, a condition or an assignment, with its redirections."""
-        # The tree has no redirections. They stand around the node of the command.
-        before = list(
-            takewhile(
-                lambda token: token.kind == "redirect", self.source.preceding(node.start_byte)
-            )
-        )
-        tokens = [
-            *before[::-1],
-            *self.source.tokens_of(node.start_byte, node.end_byte),
-            *self._behind(node),
-        ]
-        redirects = [token for token in tokens if token.kind == "redirect"]
-        rest = [token for token in tokens if token.kind != "redirect"]
-        if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
-            action = self.condition if rest[0].kind == "cond" else self.counting
-            redirections.read_with_redirections(
-                self, redirects, node.start_byte, lambda: action(rest[0])
-            )
-            return
-        self.simple(
-            [token.word for token in rest if token.word is not None], redirects, node.start_byte
-        )
-
-    def _behind(self, node: Node) -> list[Token]:
-        return list(
-            takewhile(lambda token: token.kind == "redirect", self.source.following(node.end_byte))
-        )
+    def test(self, test: Test) -> None:
+        """Read `[[ ... ]]` or `((...))`."""
+        (self.condition if test.token.kind == "cond" else self.counting)(test.token)
 
     def condition(self, token: Token) -> None:
         """Read `[[ ... ]]`."""
@@ -486,8 +458,9 @@ class ShellReader(ShellState):
             self.answer(False)
         self.check_stops()
 
-    def simple(self, words: Sequence[Word], redirects: Sequence[Token], place: int) -> None:
+    def simple(self, command: SimpleCommand) -> None:
         """Read assignments, and the command with its words that follows them."""
+        words, redirects, place = command.words, command.redirects, command.start
         count = next(
             (
                 index
@@ -558,7 +531,7 @@ class ShellReader(ShellState):
             # Only one of the paths loses its line, and the paths are merged before the next line.
             raise self.refuse(self.place, f"a shell stops here: {error}")
         sets_e = isinstance(error, arithmetic.Dropped) and self.scope.on("errexit")
-        ends = self.scope.around is not None or sets_e
+        ends = self.scope.nested or sets_e
         self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
         self.scope.left_at = self.source.line(self.place)
 
@@ -700,7 +673,6 @@ class ShellReader(ShellState):
             raise self.refuse(place, "a shell starts itself without end; is this the right file?")
         source = ShellSource.of(text, self.source)
         first = len(self.commands)
-        check_syntax(source)
         self.depth += 1
         if scope is None:
             self.run(source)
@@ -787,37 +759,14 @@ def _function_names(text: str) -> Iterator[str]:
             yield name_match[1]
 
 
-Operand = Sequence["Node"]
-"""An operand of `&&` and `||`: one statement, or the stages of a pipeline."""
-
-
-def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
-    """Return the operands of `&&` and `||` from the left; each operand after the first has its operator.
-
-    `&&` and `||` bind looser than `|`, but the tree has `a | b | c && d` as `a | (b | c && d)`.
-    """
-    if node.type == "list":
-        first, others = operands(node.children[0])
-        right, more = operands(node.children[-1])
-        return first, [*others, (node.children[1].type, right), *more]
-    if node.type != "pipeline":
-        return [node], []
-    *stages, last = (child for child in node.children if child.is_named)
-    if last.type != "list":
-        return [*stages, last], []
-    first, others = operands(last)
-    return [*stages, *first], others
-
-
-STATEMENTS: Mapping[str, Callable[[ShellReader, Node], None]] = {
-    "program": ShellReader.block,
-    "compound_statement": ShellReader.block,
-    "do_group": ShellReader.block,
-    "subshell": ShellReader.subshell,
-    "if_statement": branches.if_,
-    "case_statement": branches.case,
-    "for_statement": loops.for_,
-    "while_statement": loops.while_,
-    "function_definition": ShellReader.function,
-    "command": ShellReader.command,
+STATEMENTS: Mapping[type[Statement], Callable[[ShellReader, Any], None]] = {
+    SimpleCommand: ShellReader.simple,
+    Test: ShellReader.test,
+    Block: ShellReader.block,
+    Subshell: ShellReader.subshell,
+    If: branches.if_,
+    Case: branches.case,
+    For: loops.for_,
+    While: loops.while_,
+    Function: ShellReader.function,
 }

@@ -5,20 +5,15 @@ Otherwise everything that the loop may change becomes unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from bridge.shell import arithmetic, variables
 from bridge.shell.patterns import Unread
 from bridge.shell.scope import Scope, Value, several
 from bridge.shell.state import MOST_STEPS, ShellState
-from bridge.shell.tokens import Token
-from bridge.shell.word_pieces import Pieces, Unknown
-
-if TYPE_CHECKING:
-    from tree_sitter import Node
-
+from bridge.shell.syntax import Body, For, While
+from bridge.shell.word_pieces import Unknown
 
 TURNS = 12
 """Largest number of iterations that are read for a loop of unknown length.
@@ -29,30 +24,28 @@ Asks = Callable[[], bool | None]
 """A function that tells whether a loop continues; None if that is not known."""
 
 
-def for_(reader: ShellState, node: Node) -> None:
+def for_(reader: ShellState, loop: For) -> None:
     """Read `for NAME in words` or `for ((...))`."""
-    tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
-    if tokens[1].kind == "counted":
-        _read_counting_loop(reader, node, tokens[1])
+    if loop.counter is not None or loop.name is None:
+        _read_counting_loop(reader, loop)
         return
-    name = reader.source.text_of(tokens[1])
-    words = _words_of_loop(reader, node, tokens)
+    name, body = reader.source.text_of(loop.name), loop.body
+    words = (
+        list(reader.scope.positional_arguments)
+        if loop.words is None
+        else [expansion for word in loop.words for expansion in reader.expander.words(word)]
+    )
     reader.check_stops()
-    body = _body_of(reader, node)
     reader.scope.status = 0  # that of a loop over no words
-    asks = node.children[0].type == "select"
-    if asks or any(several(word) for word in words):
-        place, line = (
-            reader.source.place(tokens[1].start, tokens[1].end),
-            reader.source.line(node.start_byte),
+    if loop.asks or any(several(word) for word in words):
+        place = reader.source.place(loop.name.start, loop.name.end)
+        why = (
+            "a person chooses the value"
+            if loop.asks
+            else "a loop gives the variable several values"
         )
-        why = "a loop gives the variable several values"
-        several_values = Unknown(
-            f"${name}", place, line, "a person chooses the value" if asks else why
-        )
-        _unsure(
-            reader, node, lambda: _bind_variable(reader, name, Value(((several_values,),)), body)
-        )
+        value = Value(((Unknown(f"${name}", place, reader.source.line(loop.start), why),),))
+        _unsure(reader, loop.start, lambda: _bind_variable(reader, name, value, body))
         return
     reader.exits.append([])
     for word in words:
@@ -60,16 +53,15 @@ def for_(reader: ShellState, node: Node) -> None:
         _turn(reader, body)
         if reader.scope.ended:
             break
-        _step(reader, node)
-    _finish(reader, node)
+        _step(reader, loop.start)
+    _finish(reader, loop.start)
 
 
-def _step(reader: ShellState, node: Node) -> None:
+def _step(reader: ShellState, place: int) -> None:
     reader.steps += 1
     if reader.steps > MOST_STEPS:
         raise reader.refuse(
-            node.start_byte,
-            f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?",
+            place, f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?"
         )
 
 
@@ -84,7 +76,7 @@ def _assign_loop(reader: ShellState, name: str, value: Value) -> None:
         variables.assign(reader, name, None, value, False)
 
 
-def _bind_variable(reader: ShellState, name: str, value: Value, body: Sequence[Node]) -> bool:
+def _bind_variable(reader: ShellState, name: str, value: Value, body: Body) -> bool:
     _assign_loop(reader, name, value)
     reader.loops += 1
     reader.statements(body)
@@ -92,29 +84,15 @@ def _bind_variable(reader: ShellState, name: str, value: Value, body: Sequence[N
     return True
 
 
-def _words_of_loop(reader: ShellState, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
-    if len(tokens) < 3 or tokens[2].text != "in":
-        return list(reader.scope.positional_arguments)
-    body = node.child_by_field_name("body")
-    end = body.start_byte if body is not None else node.end_byte
-    words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
-    return [expansion for word in words for expansion in reader.expander.words(word)]
-
-
-def _body_of(reader: ShellState, node: Node) -> Sequence[Node]:
-    body = node.child_by_field_name("body")
-    return body.children if body is not None else ()
-
-
-def _read_counting_loop(reader: ShellState, node: Node, token: Token) -> None:
+def _read_counting_loop(reader: ShellState, loop: For) -> None:
     """Read `for ((first; test; next))`."""
-    text, start, end = reader.source.text, token.start + 2, token.end - 2
+    assert loop.counter is not None
+    text, start, end = reader.source.text, loop.counter.start + 2, loop.counter.end - 2
     cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
     parts = [(low + 1, high) for low, high in pairwise(cuts)]
     if len(parts) != 3:
-        raise reader.refuse(node.start_byte, "expected three parts in for ((...))")
+        raise reader.refuse(loop.start, "expected three parts in for ((...))")
     first, test, step = parts
-    body = _body_of(reader, node)
 
     # An error in one of the parts ends the loop, with status 1.
     failures = list[int]()
@@ -136,7 +114,7 @@ def _read_counting_loop(reader: ShellState, node: Node, token: Token) -> None:
 
     evaluate_part(first)
     reader.check_stops()
-    _while(reader, node, goes_on, body, lambda: evaluate_part(step))
+    _while(reader, loop, goes_on, lambda: evaluate_part(step))
     if failures and not reader.scope.ended:
         reader.scope.status = 1
 
@@ -149,22 +127,18 @@ def _evaluate_span(reader: ShellState, span: tuple[int, int]) -> int | None:
         return None
 
 
-def while_(reader: ShellState, node: Node) -> None:
+def while_(reader: ShellState, loop: While) -> None:
     """Read `while` and `until`."""
-    until = node.children[0].type == "until"
-    condition = node.children[
-        1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")
-    ]
 
     def goes_on() -> bool | None:
-        truth = reader.truth(condition)
-        return None if truth is None else truth is not until
+        truth = reader.truth(loop.condition)
+        return None if truth is None else truth is not loop.until
 
-    _while(reader, node, goes_on, _body_of(reader, node), lambda: None)
+    _while(reader, loop, goes_on, lambda: None)
 
 
 def _while(
-    reader: ShellState, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]
+    reader: ShellState, loop: For | While, goes_on: Asks, step: Callable[[], object]
 ) -> None:
     reader.exits.append([])
     mark = len(reader.leaving)
@@ -174,29 +148,27 @@ def _while(
         if reader.scope.ended:
             break
         if truth is None:
-            _unsure(reader, node, lambda: _once_more(reader, body, step, goes_on))
+            _unsure(reader, loop.start, lambda: _once_more(reader, loop.body, step, goes_on))
             break
         if not truth:
             reader.scope.status = status
             break
         # Copies are expensive, so only loops that a path may have left are compared.
         before = reader.scope.copy() if reader.exits[-1] or len(reader.leaving) > mark else None
-        _turn(reader, body)
+        _turn(reader, loop.body)
         status = reader.scope.status
         if reader.over:
             break
         step()
-        _step(reader, node)
+        _step(reader, loop.start)
         # An iteration that changes nothing is followed by equal ones: the loop ends only where one of them may leave it.
         if before is not None and reader.scope.settles(before):
             reader.scope.ended = "over"
             break
-    _finish(reader, node)
+    _finish(reader, loop.start)
 
 
-def _once_more(
-    reader: ShellState, body: Sequence[Node], step: Callable[[], object], goes_on: Asks
-) -> bool:
+def _once_more(reader: ShellState, body: Body, step: Callable[[], object], goes_on: Asks) -> bool:
     reader.loops += 1
     reader.statements(body)
     reader.loops -= 1
@@ -206,7 +178,7 @@ def _once_more(
     return True
 
 
-def _turn(reader: ShellState, body: Sequence[Node]) -> None:
+def _turn(reader: ShellState, body: Body) -> None:
     """Read the body of a loop once. `continue` ends the iteration, `break` the loop."""
     mark = len(reader.leaving)
     reader.loops += 1
@@ -237,7 +209,7 @@ def _collect_exits(reader: ShellState, scope: Scope, here: list[Scope], exits: l
         here.append(scope)
 
 
-def _finish(reader: ShellState, node: Node) -> None:
+def _finish(reader: ShellState, place: int) -> None:
     """Set the state after a loop: the merged states of the loop's normal end and of each `break`."""
     exits = reader.exits.pop()
     if reader.scope.ended and reader.scope.ended != "over":
@@ -245,17 +217,17 @@ def _finish(reader: ShellState, node: Node) -> None:
     here = [] if reader.scope.ended else [reader.scope.copy()]
     if here or exits:
         line = next((scope.parted for scope in exits if scope.parted), 0) if not here else 0
-        reader.scope.take([*here, *exits], line or reader.source.line(node.start_byte))
+        reader.scope.take([*here, *exits], line or reader.source.line(place))
     else:
         reader.scope.become(reader.leaving.pop())
 
 
-def _unsure(reader: ShellState, node: Node, turn: Callable[[], bool]) -> None:
+def _unsure(reader: ShellState, place: int, turn: Callable[[], bool]) -> None:
     """Read a loop with an unknown number of iterations, possibly none.
 
     All variables that the loop changes become unknown.
     """
-    line = reader.source.line(node.start_byte)
+    line = reader.source.line(place)
     mark = len(reader.leaving)
 
     def once() -> None:
@@ -272,7 +244,5 @@ def _unsure(reader: ShellState, node: Node, turn: Callable[[], bool]) -> None:
             return
         # The commands of this pass may have wrong values; the next pass starts from the merged state and finds them again.
         del reader.commands[commands:]
-        _step(reader, node)
-    raise reader.refuse(
-        node.start_byte, f"the variables of this loop still change after {TURNS} iterations"
-    )
+        _step(reader, place)
+    raise reader.refuse(place, f"the variables of this loop still change after {TURNS} iterations")

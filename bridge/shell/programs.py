@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.shell import effects, file_contents, getopt_program, streams
+from bridge.shell import effects, file_contents, streams
 from bridge.shell.expand import OUTPUT
 from bridge.shell.files import GONE, is_gone, path_in_folder
 from bridge.shell.patterns import Unread, simple
@@ -306,7 +306,7 @@ def expr(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
 
 
 def model_sed(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
-    """Model `sed [-n] [-E] [-i] [-e] SCRIPT [FILE ...]`."""
+    """Model `sed [-E] [-i] [-e] SCRIPT [FILE ...]`."""
     flags, scripts, names = _sed_options(texts[1:])
     if not scripts:
         if not names:
@@ -319,9 +319,7 @@ def model_sed(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     inputs = [_read(reader, [name]) for name in names] if inside else [_read(reader, names)]
     if None in inputs:
         return None
-    outputs = [
-        streams.sed(str(text), script, bool(flags & {"-E", "-r"}), "-n" in flags) for text in inputs
-    ]
+    outputs = [streams.sed(str(text), script, bool(flags & {"-E", "-r"})) for text in inputs]
     if not inside:
         return _text(outputs[0])
     for name, before, text in zip(names, inputs, outputs, strict=True):
@@ -338,7 +336,7 @@ def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
     words = list(words)
     while words:
         word = words.pop(0)
-        if word in ("-n", "-E", "-r", "--in-place") or re.fullmatch(r"-i[.\w]*", word):
+        if word in ("-E", "-r", "--in-place") or re.fullmatch(r"-i[.\w]*", word):
             flags.add(word)
         elif word in ("-e", "--expression") and words:
             scripts.append(words.pop(0))
@@ -396,12 +394,6 @@ def fields(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
     return None if text is None else _text(streams.fields(text, rest[0], mark))
 
 
-def model_getopt(reader: ShellState, texts: Sequence[str]) -> Pieces | None:
-    """Model `getopt -o LETTERS -l NAMES -- WORDS`."""
-    output, reader.scope.status = getopt_program.getopt_output(texts)
-    return _text(output)
-
-
 PROGRAMS: Mapping[str, Callable[[ShellState, Sequence[str]], Pieces | None]] = {
     "cat": cat,
     "tee": tee,
@@ -419,7 +411,6 @@ PROGRAMS: Mapping[str, Callable[[ShellState, Sequence[str]], Pieces | None]] = {
     "sort": sort,
     "uniq": uniq,
     "awk": fields,
-    "getopt": model_getopt,
     **effects.PROGRAMS,
 }
 """Models of programs by name. A model returns the program's output, or None if it is not known."""

@@ -28,14 +28,13 @@ from bridge.shell.word_pieces import (
 )
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
-
     from bridge.shell.source import ShellSource
+    from bridge.shell.syntax import Statement
 
 LONGEST = 20_000
 """Largest number of parts of one value. Only values that double again and again reach it."""
 MOST_CHARACTERS = 2**20
-Choices: TypeAlias = "tuple[tuple[ShellSource, Node] | None, ...]"
+Choices: TypeAlias = "tuple[tuple[ShellSource, Statement] | None, ...]"
 """Possible definitions of a function. None stands for the case that the function is not defined."""
 RUN = "the value is known only in a real run"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
@@ -258,8 +257,8 @@ class Scope:
     the next command. With `joined`, errors go to the output. `options` are the options that are on; options in
     `unsure` depend on a branch.
 
-    Traps: `at_exit` and `at_error` are the texts of the EXIT and ERR traps. `traps` are the texts for signals; a
-    signal with an empty text is ignored. In an inner shell, `around` are the traps of the script's own shell.
+    Traps: `at_exit` and `at_error` are the texts of the EXIT and ERR traps. `handled` are the other
+    signals with a trap. `nested` is true in an inner shell.
 
     Files: `folder` is the key of the working directory after `cd`, `here` the path of the current file, or empty.
     `taken` is the number of files that are being sourced. `placed` is true if `set` changed the arguments since a
@@ -301,8 +300,8 @@ class Scope:
     here: str = SELF
     shifted: int = 0
     placed: bool | None = False
-    traps: Mapping[str, Pieces] = field(default_factory=dict)
-    around: Mapping[str, Pieces] | None = None
+    handled: frozenset[str] = frozenset()
+    nested: bool = False
     taken: int = 0
 
     def get(self, name: str) -> Value | None:
@@ -760,7 +759,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         piped=one.piped if one.piped == other.piped else None,
         at_exit=_trap(one.at_exit, other.at_exit, branch),
         at_error=_trap(one.at_error, other.at_error, branch),
-        traps=_traps(one.traps, other.traps, branch),
+        handled=one.handled | other.handled,
         letter=one.letter if one.letter == other.letter else None,
         folder=one.folder if one.folder == other.folder else f"{AWAY}{branch.line}/",
         folders=one.folders if one.folders == other.folders else (),
@@ -785,15 +784,6 @@ def _trap(one: Pieces | None, other: Pieces | None, branch: Branch) -> Pieces | 
         return None
     alike = one is not None and other is not None and same(one, other)
     return one if alike else (Unknown("trap", NOWHERE, branch.line, branch.why),)
-
-
-def _traps(
-    one: Mapping[str, Pieces], other: Mapping[str, Pieces], branch: Branch
-) -> Mapping[str, Pieces]:
-    if one == other:
-        return one
-    pairs = ((name, _trap(one.get(name), other.get(name), branch)) for name in (*one, *other))
-    return {name: text for name, text in pairs if text is not None}
 
 
 def _equal(one: Scope, other: Scope, name: str) -> bool:

@@ -1,7 +1,4 @@
-"""Shell text as a syntax tree: parsed with tree-sitter and never run.
-
-Every character has its position in the script.
-"""
+"""Shell text with its statements, and the place of every character in the script. Nothing is run."""
 
 from __future__ import annotations
 
@@ -9,30 +6,16 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.shell.tokens import HOLE, Fault, Lexer, Scanner, Token, Word, WordPart, mask_text
+from bridge.shell.syntax import AndOr, Parser
+from bridge.shell.tokens import HOLE, Fault, Lexer, Scanner, Token, Word, WordPart
 from bridge.shell.word_pieces import Piece, Pieces, Text, Unknown
 
-if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
-
-ENDED = re.compile(r"(?<!\\)\n")
-"""Matches the end of a line that is not continued by a backslash."""
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 UNSET = re.compile(rf"^[ \t]*(?:export[ \t]+)?\w+=({PLACEHOLDER.pattern})[ \t]*$", re.MULTILINE)
 """Matches an assignment whose value is only a placeholder in angle brackets."""
-
-
-@cache
-def _parser() -> Parser:
-    import tree_sitter_bash
-    from tree_sitter import Language, Parser
-
-    return Parser(Language(tree_sitter_bash.language()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +32,7 @@ class Sourced:
 
 
 class ShellSource:
-    """Shell text with its tokens and the tree of its statements: the script itself, or text that it hands to another shell.
-
-    Words are masked before the tree is built, so that the grammar only decides about statements.
-    """
+    """Shell text with its statements: the script itself, or text that it hands to another shell."""
 
     def __init__(
         self,
@@ -62,7 +42,7 @@ class ShellSource:
         script: ShellSource | None = None,
         commands: bool = True,
     ) -> None:
-        """Set up a source for `text`.
+        """Set up a source for `text`. Raises `SourceError` with the line of a syntax error.
 
         `segments` are the pieces of `text` if it is not a literal part of `script`.
         """
@@ -77,16 +57,13 @@ class ShellSource:
         self.scanner = Scanner(text)
         self.operands: dict[tuple[int, int, bool], tuple[WordPart, ...]] = {}
         self.inner: dict[int, ShellSource] = {}
+        # Statements in the groups that a shell parses together, because no line ends between them.
+        self.lines: list[list[AndOr]] = []
         try:
-            self.tokens: list[Token] = Lexer(text).run() if commands else []
+            if commands:
+                self.lines = Parser(Lexer(text).run(), len(text)).lines()
         except Fault as fault:
             raise SourceError(*_all(self, [self._broken(fault.place, fault.problem)])) from None
-        self.token_starts = [token.start for token in self.tokens]
-        self.root: Node = (
-            _parser()
-            .parse(mask_text(text, self.tokens).encode("ascii") if commands else b"")
-            .root_node
-        )
 
     @classmethod
     def of(cls, pieces: Pieces, script: ShellSource) -> ShellSource:
@@ -99,19 +76,6 @@ class ShellSource:
         """Return a source for text that contains expansions but no commands."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script, commands=False)
-
-    def lines(self) -> Iterator[list[Node]]:
-        """Yield groups of statements that a shell parses together, because no line ends between them."""
-        group: list[Node] = []
-        for node in self.root.children:
-            # Offsets in bytes are offsets in characters: the masked text is ASCII, and as long as
-            # the script.
-            between = self.text[group[-1].end_byte : node.start_byte] if group else ""
-            if "#" in between or ENDED.search(between):
-                yield group
-                group = []
-            group.append(node)
-        yield group
 
     def line(self, place: int) -> int:
         """Return the line of the script, counted from 1, that contains a character."""
@@ -171,30 +135,7 @@ class ShellSource:
         """Return the text from `start` to `end` as a separate source."""
         if start not in self.inner:
             self.inner[start] = ShellSource.of(tuple(self.pieces(start, end, False)), self)
-            check_syntax(self.inner[start])
         return self.inner[start]
-
-    def tokens_of(self, start: int, end: int) -> list[Token]:
-        """Return the tokens that begin at or after `start` and before `end`."""
-        return self.tokens[
-            bisect_left(self.token_starts, start) : bisect_left(self.token_starts, end)
-        ]
-
-    def following(self, end: int) -> Iterator[Token]:
-        """The tokens behind `end`."""
-        for index in range(bisect_left(self.token_starts, end), len(self.tokens)):
-            yield self.tokens[index]
-
-    def preceding(self, start: int) -> Iterator[Token]:
-        """Yield the tokens before `start`, the nearest first."""
-        for index in range(bisect_left(self.token_starts, start) - 1, -1, -1):
-            yield self.tokens[index]
-
-    def fault(self, node: Node) -> str:
-        """Return a message about a syntax error at a node of the tree."""
-        missing = next((child.type for child in node.children if child.is_missing), "")
-        message = f"a statement is never closed; expected {missing}" if missing else ""
-        return self._broken(node.start_byte, message)
 
     def _broken(self, place: int, problem: str) -> str:
         line = self.text[:place].rpartition("\n")[2] + self.text[place:].partition("\n")[0]
@@ -222,11 +163,6 @@ def check_ends(text: str, name: str) -> None:
         )
 
 
-def check_syntax(source: ShellSource) -> None:
-    """Raise `SourceError` with the line of every syntax error."""
-    SourceError.raise_if(_all(source, [source.fault(node) for node in _faults(source.root)]))
-
-
 def _all(source: ShellSource, problems: Sequence[str]) -> Iterable[str]:
     """Return the problems.
 
@@ -239,17 +175,6 @@ def _all(source: ShellSource, problems: Sequence[str]) -> Iterable[str]:
         for match in unset
     )
     return dict.fromkeys((*problems, *more))
-
-
-def _faults(root: Node) -> Iterator[Node]:
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        # An empty error node is only the parser's recovery from another one.
-        if node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte):
-            yield (node.parent or node) if node.is_missing else node
-        elif node.has_error:
-            waiting += reversed(node.children)
 
 
 def check_redirects(source: ShellSource, redirects: Iterable[Token]) -> None:

@@ -8,7 +8,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
 from bridge.shell import arithmetic
@@ -17,10 +16,8 @@ from bridge.shell.files import key_in
 from bridge.shell.missed_runs import Asked
 from bridge.shell.scope import Scope, several
 from bridge.shell.source import ShellSource, Sourced
+from bridge.shell.syntax import Body
 from bridge.shell.word_pieces import Break, Piece, Pieces, Text, Unknown, spell_pieces
-
-if TYPE_CHECKING:
-    from tree_sitter import Node
 
 MOST_STEPS = 10_000
 """Most steps that a script may take, and most parts of one output."""
@@ -173,9 +170,7 @@ class ShellState(ABC):
     def another(self) -> Scope:
         """Return the scope of a subshell: a copy of the current scope without traps."""
         scope = self.scope.copy()
-        scope.around = scope.traps if scope.around is None else scope.around
-        scope.traps = {name: text for name, text in scope.traps.items() if not text}
-        scope.at_exit = None
+        scope.nested, scope.handled, scope.at_exit = True, frozenset(), None
         if scope.at_error is not None and not scope.on("errtrace"):
             scope.at_error = None
         return scope
@@ -235,10 +230,10 @@ class ShellState(ABC):
             outer.take(running or branches, line)
         self.leaving += exits
 
-    def truth(self, nodes: Sequence[Node]) -> bool | None:
+    def truth(self, body: Body) -> bool | None:
         """Return whether the statements of a condition succeed; None if that is not known."""
         self.guarded += 1
-        self.statements(nodes)
+        self.statements(body)
         self.guarded -= 1
         return None if self.scope.status is None else not self.scope.status
 
@@ -278,7 +273,7 @@ class ShellState(ABC):
         return key_in(self.scope.folder, path)
 
     @abstractmethod
-    def statements(self, nodes: Sequence[Node]) -> None:
+    def statements(self, body: Body) -> None:
         """Read statements one after the other, until one ends the path."""
 
     @abstractmethod

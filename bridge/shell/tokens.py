@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -53,7 +52,7 @@ KEYWORDS = frozenset(
             "select",
             "function",
         ),
-        *("{", "}", "!", "time"),
+        *("{", "}", "!", "time", "coproc"),
     )
 )
 CLOSING = frozenset(("fi", "done", "esac", "}"))
@@ -789,72 +788,3 @@ def _unquote_delimiter(text: str, parts: Sequence[WordPart]) -> str:
         }
         texts.append(inside.get(part.kind, spelling))
     return "".join(texts)
-
-
-def mask_text(text: str, tokens: Sequence[Token]) -> str:
-    """Return `text` in a simplified form for the grammar, of equal length.
-
-    Keywords and operators stay, words become letters, and everything else becomes spaces.
-    """
-    chunks: list[str] = []
-    position, place = 0, "start"
-    # The grammar does not know all forms: it gets simpler ones of the same length, so that offsets
-    # stay those of the script.
-    for index, token in enumerate(tokens):
-        chunks.append(" " * (token.start - position))
-        after = tokens[index + 1] if index + 1 < len(tokens) else None
-        if token.kind == "op" and after is not None and after.kind == "newline":
-            after = next(
-                (later for later in islice(tokens, index + 1, None) if later.kind != "newline"),
-                None,
-            )
-        if (
-            token.text == "in"
-            and tokens[index - 2].text == "for"
-            and after is not None
-            and not after.word
-        ):
-            chunks.append("  ")
-        else:
-            chunks.append(_mask(token, text, place, after))
-        place = _place(token, place)
-        position = token.end
-    chunks.append(" " * (len(text) - position))
-    return "".join(chunks)
-
-
-def _place(token: Token, before: str) -> str:
-    if token.kind == "redirect":
-        return "only" if before == "start" else before
-    if token.kind in ("op", "newline") or token.text in (
-        "then",
-        "do",
-        "else",
-        "if",
-        "elif",
-        "while",
-        "until",
-        "{",
-        "!",
-        "time",
-    ):
-        return "closed" if token.text == ")" else "start"
-    return "word"
-
-
-def _mask(token: Token, text: str, place: str, after: Token | None) -> str:
-    length = token.end - token.start
-    # Redirections without a command become the command `:`; others are looked up among the tokens
-    # again.
-    if token.kind == "redirect":
-        last = after is None or after.kind in ("op", "newline")
-        return (":" if place in ("start", "only") and last else " ").ljust(length)
-    if token.kind == "counted":
-        return " x".ljust(length)
-    if token.text in (";&", ";;&") and after is not None and after.text == "esac":
-        return ";;".ljust(length)
-    if token.kind in ("op", "newline"):
-        return text[token.start : token.end]
-    if token.text in ("!", "time"):
-        return " " * length
-    return text[token.start : token.end] if token.text else "x" * length

@@ -22,6 +22,8 @@ COUNT = 150 * MORE
 """Generated scripts; the figures of benchmarks/README.md took 20,000."""
 FAMILIES = Path(__file__).parent / "scripts" / "families.txt"
 """Scripts with a construct or two each, parted by lines of %%."""
+LEFT = Path(__file__).parent / "scripts" / "refused.txt"
+"""Scripts that send themselves signals, or use `getopt` or more of `sed` than real launch scripts do."""
 MOST_REFUSED = 0.25
 """Share of them that the reader may refuse: many ask what only a run would tell."""
 REFUSED = 0.04
@@ -94,6 +96,13 @@ def test_families_of_constructs_are_read_as_bash_runs_them(bash: Bash) -> None:
     refused = [(why, text) for (kind, why), text in found if kind == "refused"]
     assert all("line " in why for why, _ in refused)
     assert len(refused) <= MOST_REFUSED * len(found)
+
+
+@needs_bash
+@pytest.mark.parametrize("text", LEFT.read_text("utf-8").split("\n%%\n"))
+def test_what_no_real_script_does_is_refused(text: str, bash: Bash) -> None:
+    kind, why = outcome(bash, f"{text}\n")
+    assert kind == "refused" and "line " in why
 
 
 @pytest.mark.once
