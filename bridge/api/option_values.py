@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.files import Call, find_calls, load_call, parse, read_text, scalar
+from bridge.files import find_calls, load_call, parse, read_text, scalar
 from bridge.plan.section import nest
 from bridge.stack import registry
 from bridge.stack.sources import Placed, Said
@@ -78,7 +78,10 @@ def _read_placed(path: Path, message: str) -> Placed:
     )
     if not isinstance(document.data, dict):
         raise BridgeError(message)
-    usual = [default_of_trl(call.name, document.data) for call in _calls_of_trl(path)]
+    usual = [
+        default_of_trl(call.name, document.data)
+        for call in (find_calls(read_text(path), TRL["defaults"]) if path.suffix == ".py" else ())
+    ]
     said = Placed(
         document.data,
         {
@@ -87,10 +90,6 @@ def _read_placed(path: Path, message: str) -> Placed:
         },
     )
     return usual[0].overlay(said) if usual else said
-
-
-def _calls_of_trl(path: Path) -> tuple[Call, ...]:
-    return find_calls(read_text(path), TRL["defaults"]) if path.suffix == ".py" else ()
 
 
 def model_sizes(folder: Path) -> Placed:
