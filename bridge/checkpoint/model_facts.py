@@ -170,7 +170,13 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
         record = replace(record, vocab=padded)  # the config counts the padding as words
     statements = [(f"{folder}, its own record of the model", record), *configs]
     refusals = tuple(dict.fromkeys(line for _, model in statements for line in model.refused))
-    model_there = NeutralModel() if refusals else neutral_model(hub, _family_of(statements))
+    model_there = (
+        NeutralModel()
+        if refusals
+        else neutral_model(
+            hub, next((model.family for _, model in statements if model.family), None)
+        )
+    )
     measures = list(_measure(model_there))
     claims_by_fact: dict[str, tuple[str, Any]] = {}
     problems: dict[tuple[str, str], str] = {}
@@ -197,10 +203,6 @@ def establish_model(hub: Hub, configs: Sequence[Said] = ()) -> Model:
     )
     facts = {fact: value for fact, (_, value) in claims_by_fact.items() if fact in _NAMES}
     return Model(**facts, refused=refusals)
-
-
-def _family_of(statements: Sequence[Said]) -> str | None:
-    return next((model.family for _, model in statements if model.family), None)
 
 
 _NAMES = tuple(

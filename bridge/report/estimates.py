@@ -125,13 +125,11 @@ def print_answer(answer: Answer, explain: bool, out: Console) -> None:
 
 def _settings_text(change: Change) -> str:
     return ", ".join(
-        f"without {path}" if value is None else f"{path}: {_value_text(value)}"
+        f"without {path}"
+        if value is None
+        else f"{path}: {(str(value).lower() if isinstance(value, bool) else str(value))}"
         for path, value in change.settings.items()
     )
-
-
-def _value_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _ranks_table(found: Estimate) -> Grid:

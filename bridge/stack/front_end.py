@@ -73,7 +73,14 @@ class Table:
 
     def effect_of(self, name: str) -> str:
         """Return the effect of a setting, or `input`; empty where nothing is known."""
-        return next((effect for effect, rows in self.effects.items() if _fits(name, rows)), "")
+        return next(
+            (
+                effect
+                for effect, rows in self.effects.items()
+                if any(fnmatchcase(name, pattern) for pattern in rows)
+            ),
+            "",
+        )
 
     def need_of(self, name: str) -> tuple[str, list[Any]]:
         """Return the setting, and its values, without which nothing reads the setting `name`; empty for none."""
@@ -81,10 +88,6 @@ class Table:
             ((row[0], row[1:]) for one, row in self.needs.items() if fnmatchcase(name, one)),
             ("", []),
         )
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stubs for schemas that are made of rows: what a type checker knows of their classes."""
+"""Stubs for classes that are made of rows, of schemas and of JSON outputs: what a type checker knows of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from bridge.plan.section_rows import TYPES, SectionRows, is_value, read_rows
+from bridge.report import json_types
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "schema.json"
@@ -16,14 +18,51 @@ BUILTIN = ("None", "bool", "int", "str", "float")
 
 
 def pages() -> dict[str, str]:
-    """The stub of every schema by its path, where the packages are next to the docs."""
-    return {
+    """The stub of every schema, and of the JSON outputs, by its path, where the packages are next to the docs."""
+    schemas = {
         f"../{path.relative_to(ROOT).with_suffix('.pyi')}": _stub(
             ".".join(path.parent.relative_to(ROOT).parts)
         )
         for folder in ("bridge", "compat")
         for path in sorted((ROOT / folder).rglob(FILE))
     }
+    return {**schemas, "../bridge/report/json_types.pyi": _outputs_stub()}
+
+
+def _outputs_stub() -> str:
+    lines = (
+        "# Made of json_types.json by `python docs/generate`.",
+        "from collections.abc import Mapping",
+        "from typing import Any, Literal, NotRequired",
+        "",
+        "from typing_extensions import TypedDict",
+        "",
+        "from bridge.report.exit_codes import Exit",
+        "from bridge.stack.rules import Effect, How",
+        "",
+        f"Verdict = {_annotate(json_types.Verdict)}",
+        f"Number = {_annotate(json_types.Number)}",
+        *(line for row in json_types.read_rows()["types"] for line in _output(row)),
+        "",
+        "OUTPUTS: Mapping[str, Any]",
+        "def read_rows() -> dict[str, Any]: ...",
+        "def schema(name: str) -> dict[str, Any]: ...",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _annotate(kind: Any) -> str:
+    """An alias of a type as Python writes it."""
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    return " | ".join(map(_annotate, get_args(kind))) or (
+        "None" if kind is NoneType else kind.__name__
+    )
+
+
+def _output(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"\nclass {row['name']}({row.get('base', 'TypedDict')}):"
+    yield from (f"    {name}: {kind}" for name, kind in row["fields"].items())
 
 
 @cache

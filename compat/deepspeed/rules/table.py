@@ -780,16 +780,12 @@ def _read_floor(values: Group) -> Group:
     }
 
 
-def _in_fp16(values: Group, path: str, value: float | None) -> Group:
-    return {path: value} if values.get("precision.compute") == "fp16" else {}
-
-
 def _write_floor(values: Group, context: Context) -> Group:
     minimum = values.get("precision.loss_scale.minimum")
     if minimum is not None:
         # From 0.19.3 on DeepSpeed refuses a smallest scale of 0.
         minimum = max(1 if context.since("0.19.3") else 0, round(minimum))
-    return _in_fp16(values, "fp16.min_loss_scale", minimum)
+    return {"fp16.min_loss_scale": minimum} if values.get("precision.compute") == "fp16" else {}
 
 
 FLOOR = convert(

@@ -116,10 +116,6 @@ def _counts_ends_as_layers(c: Namespace) -> bool:
     )
 
 
-def _layers_per_rank(c: Namespace) -> int:
-    return int((c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size)
-
-
 def _layers_do_not_divide(c: Namespace) -> bool:
     return (
         _counts_ends_as_layers(c)
@@ -327,7 +323,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         lambda c: (
             _counts_ends_as_layers(c)
             and c.virtual_pipeline_model_parallel_size
-            and _layers_per_rank(c) % c.virtual_pipeline_model_parallel_size != 0
+            and int((c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size)
+            % c.virtual_pipeline_model_parallel_size
+            != 0
         ),
         "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a "
         "number of layers on each rank that is a multiple of virtual_pipeline_model_parallel_size "

@@ -75,7 +75,13 @@ def set_arguments(arguments: Any) -> dict[str, Any]:
         if (
             argument not in (value, getattr(usual, "value", usual))
             and name not in LEFT
-            and (isinstance(argument, str | int | float | bool | Mapping) or _words(argument))
+            and (
+                isinstance(argument, str | int | float | bool | Mapping)
+                or (
+                    isinstance(argument, list | tuple)
+                    and all(isinstance(word, str) for word in argument)
+                )
+            )
         ):
             settings[name] = argument
     return settings
@@ -97,11 +103,6 @@ def unread_arguments(arguments: Any) -> Iterator[Finding]:
         ):
             message = "no effect: Merak does not read this argument of transformers"
             yield Finding(PREFIX + each.name, message, Effect.NONE, True, before=str(argument))
-
-
-def _words(value: Any) -> bool:
-    """Return whether an argument is a list of words."""
-    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
 
 
 SCALES = ("initial_scale_power", "loss_scale_window", "min_loss_scale", "loss_scale", "hysteresis")
