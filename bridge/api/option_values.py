@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.files import find_calls, load_call, parse, read_text, scalar
+from bridge.files import Call, find_calls, load_call, parse, read_text, scalar
 from bridge.plan.section import nest
 from bridge.stack import registry
 from bridge.stack.program_source import CHANGES, CLASSES, sort_changes
