@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bridge.files import Original
+from bridge.files import Original, Script
 from bridge.files.shown import show_value
 from bridge.plan.section import Section, Values
 from bridge.stack.checks import Check, Seen
@@ -24,6 +24,7 @@ from compat.megatron import arguments, formats, live, objects, options, sections
 from compat.megatron.arguments import smallest_world_size
 from compat.megatron.arguments.evaluation import run
 from compat.megatron.arguments.namespace import Namespace
+from compat.megatron.checkpoint_source import resume
 from compat.megatron.checks import CHECKS
 from compat.megatron.environment import environment
 from compat.megatron.formats import format_of, read
@@ -123,7 +124,7 @@ class MegatronDialect(PackagedDialect):
         """
         if version is None and live.class_of(source):
             version = live.release_of_package()
-        return super().read(source, version, world_size, lenient)
+        return resume(super().read(source, version, world_size, lenient))
 
     def effective(self, config: Config) -> Values:
         """Return the values after Megatron's parser, its checks and its config classes. Raises
@@ -262,6 +263,12 @@ class MegatronDialect(PackagedDialect):
         bytes stay as they are.
         """
         return rewritten(config.given, original.text, original.document, was, config.version)
+
+    def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
+        """Write `config` into the text `original`. The script of a run that a file configures has none of its settings."""
+        if config.entry in SECTIONED and isinstance(original.document.data, Script | list):
+            return None
+        return super().rewritten(config, original, was, path)
 
     def to_object(self, config: Config) -> Any:
         """Return a `ModelParallelConfig` of the installed Megatron-Core. Raises `VersionError` if

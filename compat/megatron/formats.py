@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bridge.errors import TranslationError, nearest
-from bridge.files import Document, Launch, Script, check_nested, load
+from bridge.files import Document, Launch, Script, check_nested, load, parse, read_text
+from bridge.files.named import existing_path
 from bridge.files.shown import brief, show_value
 from bridge.files.yaml import plain_scalar
 from bridge.plan.section import Values
@@ -22,8 +23,10 @@ from bridge.stack import launch_command
 from bridge.stack.dialect import Reading, flags_of
 from bridge.stack.findings import LEFT_OUT, Finding, Origin, find_assumptions, unknown
 from bridge.stack.rules import EFFECTS, Effect, effects
+from bridge.stack.sources import Claim, Said, Sources, Unheard
 from compat.megatron import flags, forks, live, options, releases, sections
-from compat.megatron.recognition import is_launch, kind_of_sections
+from compat.megatron.checkpoint_source import add_arguments
+from compat.megatron.recognition import MODEL, PARALLEL, YAML_CFG, is_launch, kind_of_sections
 from compat.megatron.rules import unmapped as unmapped_flags
 
 RECIPE = "MODEL_ARGS"
@@ -152,7 +155,58 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
         gaps=gaps,
         program=words.program,
     )
-    return reading, (*words.problems, *result.problems, *older.problems)
+    problems = (*words.problems, *result.problems, *older.problems)
+    joined, more = _join_file(add_arguments(reading, version), version, lenient)
+    return joined, (*problems, *more)
+
+
+def _join_file(reading: Reading, version: str, lenient: bool) -> Read:
+    """Return the reading of the file that --yaml-cfg names, next to which no flag counts (yaml_arguments.py: load_yaml
+    returns the file alone); the flags' own reading where there is no such file in reach.
+    """
+    name = reading.given.get("yaml_cfg")
+    path = existing_path(name) if isinstance(name, str) else None
+    if path is None:
+        return reading, ()
+    document = parse(read_text(path), str(path), path.suffix.lower())
+    if kind_of_sections(document.data) != YAML_CFG:
+        return reading, (
+            f"{path}: found no sections {MODEL} and {PARALLEL}, expected both: Megatron reads no other --yaml-cfg",
+        )
+    found, problems = sections.read(document, version, lenient)
+    origins = {path: replace(one, file=document.name) for path, one in found.origins.items()}
+    told = (
+        replace(one, origin=replace(one.origin or Origin(), file=document.name))
+        for one in found.findings
+    )
+    flags_of_launch = {
+        dest: Said(origin.spelling or dest, reading.given[dest], origin.file, origin.line)
+        for dest in reading.given
+        if dest != "yaml_cfg"
+        for origin in (reading.origins.get(dest) or Origin(),)
+    }
+    claims = tuple(
+        Claim(dest, said.value, said, f"{YAML_ALONE}; change the file")
+        for dest, said in flags_of_launch.items()
+        if dest in found.given
+    )
+    unheard = tuple(
+        Unheard(said, f"{YAML_ALONE}, which does not have it", _effects().get(dest, Effect.NUMBERS))
+        for dest, said in flags_of_launch.items()
+        if dest not in found.given
+    )
+    joined = replace(
+        found,
+        origins=origins,
+        findings=(*reading.findings, *told),
+        world_size=reading.world_size,
+        program=reading.program,
+        sources=Sources(claims, unheard=unheard),
+    )
+    return joined, problems
+
+
+YAML_ALONE = "next to --yaml-cfg no flag counts, but the file alone"
 
 
 def _gaps(result: flags.Parsed, words: Words) -> Iterator[str]:

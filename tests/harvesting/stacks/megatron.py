@@ -7,6 +7,7 @@ text of its expression. Besides torch, releases since 0.17 import `triton`, olde
 from __future__ import annotations
 
 import argparse
+import ast
 import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -23,6 +24,7 @@ PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
 TABLES: Mapping[str, tuple[str, ...]] = {
     "flags.json": ("dest", "options"),
     "classes.json": ("class", "name"),
+    "checkpoint_arguments.json": ("name", "if"),
 }
 """Files of facts, with the columns that identify a row."""
 CLASSES: Mapping[str, str] = {
@@ -51,6 +53,20 @@ TYPES: Mapping[str, str] = {
 """Our names for types of flags, by the name of the release's conversion function."""
 LAYERS = "_freq_type"
 """Suffix of functions that read a number, or a list with one number for each layer."""
+LOADER, LOADS = "training/checkpointing.py", "load_args_from_checkpoint"
+"""The function that takes arguments from a checkpoint, and its file."""
+CONDITIONS: Mapping[str, tuple[str, str]] = {
+    "args.use_tokenizer_model_from_checkpoint_args": (
+        "use_tokenizer_model_from_checkpoint_args",
+        "",
+    ),
+    "args.use_mp_args_from_checkpoint_args": ("use_mp_args_from_checkpoint_args", ""),
+    "checkpoint_version < 3.0": ("old_format", "new_format"),
+    "getattr(checkpoint_args, 'num_experts', None) is not None": ("experts", "no_experts"),
+}
+"""Our names for a condition of that function and for its contrary; empty for one without an `else`."""
+PREPARED = ("disable_bias_linear", "hybrid_override_pattern", "gdp_num_householder")
+"""Words in the conditions under which the function changes what the checkpoint says (compat/megatron/checkpoint_source.py)."""
 SPACED = "[0, 1]"
 """A sample value with a space. It shows whether a conversion function accepts spaces."""
 HELP = "help"
@@ -68,8 +84,12 @@ def facts(tree: Tree) -> Facts:
         for name, file in CLASSES.items()
         for row in fields_of_class(tree.folder / file, name)
     ]
+    loads = sorted(
+        read_loads((tree.folder / LOADER).read_text("utf-8"), unread),
+        key=lambda row: (row["name"], row["if"]),
+    )
     return Facts(
-        {"flags.json": flags, "classes.json": fields},
+        {"flags.json": flags, "classes.json": fields, "checkpoint_arguments.json": loads},
         {"groups.json": dict(_groups(parser))},
         unread,
     )
@@ -179,6 +199,50 @@ def _choices(action: argparse.Action) -> list[Any] | None:
             if isinstance(part, str) and part.isidentifier() and _reads(turns, part):
                 words.add(part)
     return sorted(words)
+
+
+def read_loads(source: str, unread: list[str]) -> list[Row]:
+    """Return a row for each argument that the function `LOADS` of a source sets: whether it does so although the launch
+    has a value (`forced`), by which name the checkpoint has it (`from`), whether it becomes None (`clears`), and the
+    conditions of all of this.
+    """
+    body = next(
+        node.body
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == LOADS
+    )
+    rows = {(row["name"], row["if"]): row for row in _loads(body, (), unread)}
+    return [*rows.values()]
+
+
+def _loads(body: list[ast.stmt], under: tuple[str, ...], unread: list[str]) -> Iterator[Row]:
+    for node in body:
+        if isinstance(node, ast.If):
+            test = ast.unparse(node.test)
+            if test in CONDITIONS:
+                then, other = CONDITIONS[test]
+                yield from _loads(node.body, (*under, then), unread)
+                yield from _loads(node.orelse, (*under, other), unread)
+                continue
+            is_known = "_set_arg" not in ast.unparse(node) and any(one in test for one in PREPARED)
+            # What ends the function early leaves nothing to take.
+            if not is_known and not isinstance(node.body[-1], ast.Return):
+                unread.append(f"{LOADS}: unknown condition {test}")
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            call = ast.unparse(node.value.func)
+            if call == "_set_arg":
+                names = [ast.literal_eval(one) for one in node.value.args]
+                options = {one.arg: ast.literal_eval(one.value) for one in node.value.keywords}
+                row = {"name": names[0], "if": " ".join(under)}
+                yield row | {
+                    **({"forced": True} if options.get("force") else {}),
+                    **({"from": names[1]} if names[1:] else {}),
+                }
+            elif call == "setattr" and ast.unparse(node.value.args[0]) == "args":
+                name = ast.literal_eval(node.value.args[1])
+                if ast.literal_eval(node.value.args[2]) is not None:
+                    unread.append(f"{LOADS}: {ast.unparse(node)}")
+                yield {"name": name, "if": " ".join(under), "forced": True, "clears": True}
 
 
 def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

@@ -215,3 +215,14 @@ def test_sizes_that_nothing_can_be_divided_by_are_refused(
 def test_a_batch_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="micro_batch_size: found 0; expected a positive number"):
         DIALECT.read(yaml_cfg("0.16.0", {"micro_batch_size": 0}), version="0.16.0", world_size=8)
+
+
+def test_next_to_a_yaml_file_no_flag_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "y.yaml").write_text(yaml_cfg("0.16.0"))
+    words = ["--yaml-cfg", "y.yaml", "--micro-batch-size", "4", "--lr", "1e-4"]
+    config = DIALECT.read(words, "0.16.0", 8)
+    assert config.entry == "yaml_cfg" and config.effective["micro_batch_size"] == 2
+    assert {claim.path for claim in config.sources.claims} == {"micro_batch_size", "lr"}
