@@ -1,8 +1,8 @@
-"""What Megatron's own code takes from a checkpoint: `python -m checkpoint_oracle RELEASE=TREE ... [--count N] [--write N]`.
+"""What Megatron's own code takes from a checkpoint: `python -m tests.stacks.megatron.checkpoint_oracle RELEASE=TREE ...`.
 
 For each release, flags and a checkpoint are generated, and `load_args_from_checkpoint` and
 `OptimizerParamScheduler.load_state_dict` of its source tree run on them as they are; only the reading of the file is stood
-in for, and packages that this machine lacks. Our answers are held against theirs. With --write, that many rows of each
+in for, and packages that are not installed. Our answers are held against theirs. With --write, that many rows of each
 release go to checkpoint_sample.jsonl, against which test_checkpoint_source.py holds our answers without a tree.
 """
 
@@ -195,8 +195,16 @@ def main() -> None:
         return
     kept: list[Row] = []
     for release, tree in (one.split("=", 1) for one in options.trees):
-        command = [sys.executable, "-W", "ignore", "-m", __spec__.name, release, "--ask"]
-        path = ":".join([tree, *sys.path])
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.stacks.megatron.checkpoint_oracle",
+            release,
+            "--ask",
+        ]
+        path = ":".join([str(Path(__file__).parents[3]), tree, *sys.path])
         done = subprocess.run(
             [*command, "--count", str(options.count)],
             env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
