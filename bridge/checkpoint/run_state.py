@@ -27,7 +27,7 @@ from bridge.checkpoint.hub import (
 )
 from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, read_strips
 from bridge.checkpoint.renaming import module_order
-from bridge.checkpoint.safetensors_format import read_model
+from bridge.checkpoint.safetensors_format import read_model, tie_by_storage
 from bridge.checkpoint.unpickle import values_of
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
@@ -91,7 +91,7 @@ def hub_of_entries(
     root, optimizers, left_out = _choose_optimizers(optimizers, root)
     model, others, rest = _choose_model(entries, root, place)
     model, notes = read_model(model, place if place.is_dir() else place.parent)
-    model, ties = _tied_by_storage(model)
+    model, ties = tie_by_storage(model)
     order = list(model) if in_order else module_order(model)
     if order is not None:
         model = {name: model[name] for name in dict.fromkeys((*order, *model))}
@@ -130,7 +130,7 @@ def hub_of_entries(
         origin,
         parameters,
         {name: tensor for name, tensor in model.items() if kinds[name]},
-        {**{alias: name for alias, name in ties.items() if name in parameters}, **equal},
+        {**{alias: equal.get(name, name) for alias, name in ties.items()}, **equal},
         ordered=order is not None,
         groups=groups,
         where=Where(steps_made, lr=rate if isinstance(rate, int | float) else None),
@@ -258,22 +258,6 @@ def _name_below(path: Key, root: str) -> str | None:
     if root == ".":
         return whole if len(path) == 1 else None
     return whole.removeprefix(f"{root}.") if whole.startswith(f"{root}.") else None
-
-
-def _tied_by_storage(model: Model) -> tuple[Model, dict[str, str]]:
-    """Return the tensors without further names of the same bytes, and these names, each with the first."""
-    places: dict[Any, str] = {}
-    ties = {}
-    for name, tensor in model.items():
-        # Boxes are lists, which have no hash, and keep no ties.
-        first = (
-            name
-            if isinstance(tensor, Boxed) or not tensor.count
-            else places.setdefault(tensor, name)
-        )
-        if first != name:
-            ties[name] = first
-    return {name: tensor for name, tensor in model.items() if name not in ties}, ties
 
 
 # The optimizers
