@@ -200,6 +200,17 @@ class Hub:
             )
         )
 
+    @property
+    def lacks_moments(self) -> bool:
+        """Whether no trained parameter has moments, although its optimizer may have some. SGD without momentum has none
+        (torch/optim/sgd.py).
+        """
+        has_none = self.groups and all(
+            group.settings.get("momentum") == 0 and "dampening" in group.settings
+            for group in self.groups
+        )
+        return bool(self.trainable_parameters) and not self.moments and not has_none
+
 
 BESIDE = "stagebridge"
 """Key for all values that have no key of their own in a format. Stacks ignore this key."""

@@ -152,7 +152,11 @@ def _scaled(
         is_usual = _grid(sizes, USUAL) == grid
         blocks = USUAL if is_usual and takes_usual else share
         # A block that is larger than the weight is as large as the weight.
-        if is_usual and blocks not in (None, USUAL, (min(sizes[0], USUAL[0]), min(sizes[1], USUAL[1]))):
+        if is_usual and blocks not in (
+            None,
+            USUAL,
+            (min(sizes[0], USUAL[0]), min(sizes[1], USUAL[1])),
+        ):
             raise SourceError(
                 f"{name}: found weights of shape {tensor.shape} with scales of shape {scales.shape}, and no config that "
                 f"says whether a block has {blocks} or {USUAL} elements; put the model's config.json, with "

@@ -109,7 +109,13 @@ def hub_of_entries(
         for name, tensor in model.items()
         if name not in equal and not kinds[name]
     }
-    steps = {parameter.step for parameter in parameters.values() if parameter.step is not None}
+    # The states of an optimizer that is not read show at least the step.
+    steps = {parameter.step for parameter in parameters.values() if parameter.step is not None} or {
+        step
+        for one in optimizers
+        for state in one.states.values()
+        if (step := _step_of(state)) is not None
+    }
     run = take_run(rest)
     values = dict(run.client)
     beside = values.pop(BESIDE, None)
@@ -531,10 +537,12 @@ def _build_parameter(weight: Lazy, state: Mapping[str, Any], is_trainable: bool)
     moments = {
         kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, weight)
     }
+    return Parameter(weight, None, moments, _step_of(state), is_trainable)
+
+
+def _step_of(state: Mapping[str, Any]) -> float | None:
     step = state.get("step")
-    if isinstance(step, Lazy):
-        step = float(step.whole())
-    return Parameter(weight, None, moments, None if step is None else float(step), is_trainable)
+    return None if step is None else float(step.whole() if isinstance(step, Lazy) else step)
 
 
 def _is_buffer(name: str, model: Model, optimizer_names: set[str]) -> bool:

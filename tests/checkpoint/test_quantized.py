@@ -190,7 +190,9 @@ def test_half_of_a_quantized_weight_is_refused_with_the_name_of_the_other(
 def test_weights_in_8_bits_of_a_model_without_scales_are_numbers(tmp_path: Path) -> None:
     weight = torch.randn(4, 4).to(torch.float8_e4m3fn)
     hub = formats.read_checkpoint(written(tmp_path / "a", {"a.weight": weight}))
-    assert torch.equal(hub.parameters["a.weight"].weight.whole().view(torch.int8), weight.view(torch.int8))
+    assert torch.equal(
+        hub.parameters["a.weight"].weight.whole().view(torch.int8), weight.view(torch.int8)
+    )
 
 
 FP8 = {"quant_method": "fp8"}
@@ -213,9 +215,7 @@ def test_the_size_of_blocks_is_named_with_its_source_or_refused(
     tmp_path: Path, config: Any, shape: tuple[int, int], words: str | None
 ) -> None:
     weight, scales = torch.randn(shape).to(torch.float8_e4m3fn), torch.rand(2, 3)
-    place = written(
-        tmp_path / "a", {"a.weight": weight, "a.weight_scale_inv": scales}, config
-    )
+    place = written(tmp_path / "a", {"a.weight": weight, "a.weight_scale_inv": scales}, config)
     if words is None:
         with pytest.raises(SourceError, match=r"\(100, 100\) or \(128, 128\).*weight_block_size"):
             formats.read_checkpoint(place)
@@ -224,7 +224,9 @@ def test_the_size_of_blocks_is_named_with_its_source_or_refused(
     (message,) = [finding.message for finding in hub.findings if finding.path == "weights"]
     assert re.search(words, message)
     height, width = map(int, re.search(r"(\d+) x (\d+) elements", message).groups())  # type: ignore[union-attr]
-    wide = scales.repeat_interleave(height, 0)[: shape[0]].repeat_interleave(width, 1)[:, : shape[1]]
+    wide = scales.repeat_interleave(height, 0)[: shape[0]].repeat_interleave(width, 1)[
+        :, : shape[1]
+    ]
     assert torch.equal(
         hub.parameters["a.weight"].weight.whole(), (weight.float() * wide).bfloat16()
     )
