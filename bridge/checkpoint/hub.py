@@ -351,7 +351,7 @@ def _plain_within(
     findings.append(
         loss_finding(
             where,
-            f"a value of type {_kind_of_value(value)}, which only the program that saved it can read, is not kept",
+            f"a value of type {kind_of_value(value)}, which only the program that saved it can read, is not kept",
             Effect.NUMBERS,
         )
     )
@@ -361,7 +361,8 @@ def _plain_within(
 KINDS: Mapping[type, Callable[[list[Any]], Any]] = {tuple: tuple, set: set, frozenset: frozenset}
 
 
-def _kind_of_value(value: Any) -> str:
+def kind_of_value(value: Any) -> str:
+    """Return what a message calls a value that a file holds."""
     if isinstance(value, Lazy):
         return "tensor"
     record: Record = value

@@ -109,8 +109,8 @@ def read_quantized(
 ) -> tuple[dict[str, Lazy], tuple[Lazy, ...]]:
     """Return the tensors with quantized weights as the numbers that they stand for and without their scales,
     and these weights. `blocks` is the size of a block in the model's config, and `is_stated` says whether that
-    config states that the weights are in FP8; `takes_usual` says that it leaves their size to `USUAL`. Raises `SourceError` for weights that are quantized in another
-    way, and for half of a quantized weight.
+    config states that the weights are in FP8; `takes_usual` says that it leaves their size to `USUAL`. Raises
+    `SourceError` for weights that are quantized in another way, and for half of a quantized weight.
     """
     weights: dict[str, Lazy] = {}
     used: set[str] = set()

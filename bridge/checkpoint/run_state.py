@@ -88,6 +88,10 @@ def hub_of_entries(
     meant.
     """
     optimizers, entries = _find_optimizers(entries)
+    if optimizers and not any(isinstance(value, Lazy) for value in entries.values()):
+        raise SourceError(
+            f"{place}: found an optimizer ({optimizers[0].root}) and no model; name the file or folder that has its weights"
+        )
     root, optimizers, left_out = _choose_optimizers(optimizers, root)
     model, others, rest = _choose_model(entries, root, place)
     model, notes = read_model(model, place if place.is_dir() else place.parent)

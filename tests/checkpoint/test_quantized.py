@@ -206,7 +206,11 @@ SIZES_OF_BLOCKS = [
     (None, (192, 96), "96 x 32 elements, as the shapes of the scales show"),
     (None, (256, 384), "128 x 128 elements, as the shapes"),
     ({"quantization_config": {**FP8, "weight_block_size": [100, 100]}}, (200, 300), "100 x 100 elements, as .*config.json says"),
-    ({"text_config": {"quantization_config": {**FP8, "weight_block_size": [128, 128]}}}, (200, 300), "128 x 128 elements, as .*config.json says"),
+    (
+        {"text_config": {"quantization_config": {**FP8, "weight_block_size": [128, 128]}}},
+        (200, 300),
+        "128 x 128 elements, as .*config.json says",
+    ),
 ]  # fmt: skip
 
 
