@@ -422,7 +422,7 @@ def _find_losses(hub: Hub, dtype: str | None) -> Iterator[Finding]:
             "the source checkpoint has no settings of the optimizer; torch needs them to load moments",
             Effect.NUMBERS,
         )
-    if hub.trainable_parameters and not hub.moments:
+    if hub.lacks_moments:
         yield loss_finding(
             "moments",
             "the source checkpoint has no moments; load only the model, and no optimizer",

@@ -70,7 +70,9 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
     path = folder / SUMS
     text = read_text(path, root, MOST)
     digests: dict[str, str] = {}
-    for number, line in enumerate(text.split("\n"), 1):
+    own = {f"{os.path.abspath(folder)}/", f"{folder.resolve()}/"}
+    # With --zero, `sha256sum` ends lines so, and escapes no names.
+    for number, line in enumerate(text.split("\0" if "\0" in text else "\n"), 1):
         line = line.removesuffix("\r")
         if not line or line.startswith("#"):  # sha256sum -c skips these too
             continue
@@ -82,6 +84,12 @@ def read_digests(folder: Path, root: Path) -> dict[str, str]:
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
         name, digest = match["name"] or match["tagged"], match["digest"] or match["value"]
+        name = next((name.removeprefix(start) for start in own if name.startswith(start)), name)
+        if name.startswith("/"):
+            raise SourceError(
+                f"{path}:{number}: found {show_value(name)}, a file outside of {folder}; make the list inside this folder, "
+                "with names that begin in it"
+            )
         for part in name.split("/"):
             bare = ESCAPE.sub("", part) if match["escaped"] else part
             plain(bare.removeprefix("."), f"{path}:{number}: in {show_value(name)}")

@@ -4,6 +4,7 @@ the folder of the stack.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from bridge.checkpoint.pytorch_bin import Binary
 from bridge.checkpoint.safetensors_format import Safe
 from bridge.checkpoint.unpickle import FLAWS
 from bridge.errors import SourceError, nearest
-from bridge.files.contained import refuse_special_files
+from bridge.files.contained import SMALL, plain, read_text, refuse_special_files
 from bridge.files.shown import show_value
 from bridge.stack import registry
 from bridge.stack.checkpoint_side import formats_of
@@ -66,6 +67,7 @@ def find_checkpoint(
     keys. Raises `SourceError` if there is no checkpoint, or if the files are of several formats and
     `name` does not choose one.
     """
+    folder = _snapshot_of(folder)
     if not folder.is_dir() and not folder.is_file():
         raise SourceError(f"{folder}: found no folder; name the folder or file of a checkpoint")
     if folder.is_dir():
@@ -83,6 +85,18 @@ def find_checkpoint(
             f"--root: found {show_value(root)}; a checkpoint of {format.title} has one model at one place; leave it out"
         )
     return replace(format, root=root), place
+
+
+def _snapshot_of(folder: Path) -> Path:
+    """Return the snapshot that `refs/main` names if `folder` is a model in the cache of huggingface_hub, or the folder
+    of its snapshots; any other folder as it is.
+    """
+    place = Path(os.path.abspath(folder))
+    home = place.parent if place.name == "snapshots" else place
+    main = home / "refs/main"
+    if not home.name.startswith("models--") or not main.is_file():
+        return folder
+    return home / "snapshots" / plain(read_text(main, home, SMALL).strip(), main)
 
 
 def _find_one(folder: Path, candidates: Sequence[Format]) -> tuple[Format, Path]:
@@ -122,6 +136,9 @@ def _advice_on_near(folder: Path, candidates: Sequence[Format]) -> str:
         for path in inside
         if any(format.find(path) is not None for format in candidates)
     ]
+    for path in sorted(folder.iterdir())[:MOST]:
+        if path.is_symlink() and not path.exists():
+            return f"{path.name} is a link that leads to {path.readlink()}, where there is no file; fetch it again"
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
     if not names:
         return "name the folder that contains the files of a checkpoint"

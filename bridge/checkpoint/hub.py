@@ -200,6 +200,17 @@ class Hub:
             )
         )
 
+    @property
+    def lacks_moments(self) -> bool:
+        """Whether no trained parameter has moments, although its optimizer may have some. SGD without momentum has none
+        (torch/optim/sgd.py).
+        """
+        has_none = self.groups and all(
+            group.settings.get("momentum") == 0 and "dampening" in group.settings
+            for group in self.groups
+        )
+        return bool(self.trainable_parameters) and not self.moments and not has_none
+
 
 BESIDE = "stagebridge"
 """Key for all values that have no key of their own in a format. Stacks ignore this key."""
@@ -340,7 +351,7 @@ def _plain_within(
     findings.append(
         loss_finding(
             where,
-            f"a value of type {_kind_of_value(value)}, which only the program that saved it can read, is not kept",
+            f"a value of type {kind_of_value(value)}, which only the program that saved it can read, is not kept",
             Effect.NUMBERS,
         )
     )
@@ -350,7 +361,8 @@ def _plain_within(
 KINDS: Mapping[type, Callable[[list[Any]], Any]] = {tuple: tuple, set: set, frozenset: frozenset}
 
 
-def _kind_of_value(value: Any) -> str:
+def kind_of_value(value: Any) -> str:
+    """Return what a message calls a value that a file holds."""
     if isinstance(value, Lazy):
         return "tensor"
     record: Record = value

@@ -416,7 +416,7 @@ def _find_missing_values(hub: Hub) -> Iterator[Finding]:
             f"{SEED}"
         )
         yield loss_finding(RANDOM, message, Effect.NONE)
-    if hub.trainable_parameters and not hub.moments:
+    if hub.lacks_moments:
         yield loss_finding(
             "moments",
             "the source checkpoint has no moments; load the new checkpoint with load_optimizer_states=False",

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from bridge.checkpoint import archive
 from bridge.checkpoint.archive import Used
-from bridge.checkpoint.hub import Hub, Origin
+from bridge.checkpoint.hub import Hub, Origin, kind_of_value
 from bridge.checkpoint.interface import RootedFormat
 from bridge.checkpoint.run_state import flatten_value, hub_of_entries
 from bridge.checkpoint.safetensors_file import read_header
 from bridge.errors import SourceError
-from bridge.files.shown import show_value
 
 SAFETENSORS = ".safetensors"
 
@@ -36,7 +35,7 @@ class OneFile(RootedFormat):
             contents = archive.read_archive(place, place.parent)
             if not isinstance(contents, dict):
                 raise SourceError(
-                    f"{place}: found {show_value(type(contents).__name__)}, expected a dictionary with the state of a model"
+                    f"{place}: found a {kind_of_value(contents)}, expected a dictionary with the state of a model"
                 )
             entries = dict(flatten_value(contents))
         origin = Origin(self.name, files=(place,))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bridge.checkpoint import archive, torch_save
 from bridge.checkpoint.archive import Used
-from bridge.checkpoint.hub import Hub
+from bridge.checkpoint.hub import Hub, kind_of_value
 from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.lazy import Lazy
 from bridge.checkpoint.safetensors_format import (
@@ -37,13 +37,11 @@ def tensors_of_file(path: Path, root: Path) -> dict[str, Lazy]:
     """
     tensors = archive.read_archive(path, root)
     if not isinstance(tensors, dict) or not all(isinstance(key, str) for key in tensors):
-        raise SourceError(
-            f"{path}: found {show_value(type(tensors).__name__)}, expected tensors by name"
-        )
+        raise SourceError(f"{path}: found a {kind_of_value(tensors)}, expected tensors by name")
     for name, value in tensors.items():
         if not isinstance(value, Lazy):
             raise SourceError(
-                f"{path}: found a {type(value).__name__} as {show_value(name)}, expected a tensor; is this a "
+                f"{path}: found a {kind_of_value(value)} as {show_value(name)}, expected a tensor; is this a "
                 "trainer's checkpoint?"
             )
     return tensors

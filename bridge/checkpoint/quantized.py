@@ -1,5 +1,5 @@
 """Quantized weights: those with a scale for each block are read as the numbers that they stand for, as
-transformers reads them, and all others are refused.
+transformers computes with them, and all others are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ FOUR = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 BIAS = 127
 SIGNS = ("scale", "SCB", "absmax", "zeros", "quant_map", "quant_state")
 """Parts of the names of tensors without which the integers beside them have no value."""
+USUAL = (128, 128)
+"""The size of blocks if a config of FP8 states none (transformers/utils/quantization_config.py: FineGrainedFP8Config)."""
 DTYPE = "BF16"
 """The number format in which the weights are read: that of the models that are published like this."""
 
@@ -100,11 +102,15 @@ class Packed(Lazy):
 
 
 def read_quantized(
-    tensors: Mapping[str, Lazy], blocks: tuple[int, int] | None = None
-) -> tuple[dict[str, Lazy], int]:
+    tensors: Mapping[str, Lazy],
+    blocks: tuple[int, int] | None = None,
+    is_stated: bool = False,
+    takes_usual: bool = False,
+) -> tuple[dict[str, Lazy], tuple[Lazy, ...]]:
     """Return the tensors with quantized weights as the numbers that they stand for and without their scales,
-    and how many there are. `blocks` is the size of a block in the model's config. Raises `SourceError`
-    for weights that are quantized in another way.
+    and these weights. `blocks` is the size of a block in the model's config, and `is_stated` says whether that
+    config states that the weights are in FP8; `takes_usual` says that it leaves their size to `USUAL`. Raises
+    `SourceError` for weights that are quantized in another way, and for half of a quantized weight.
     """
     weights: dict[str, Lazy] = {}
     used: set[str] = set()
@@ -116,16 +122,23 @@ def read_quantized(
                 weights[name.removesuffix(BLOCKS)] = Packed(tensor, scales)
         elif tensor.dtype in EIGHT and (scales := tensors.get(name + SCALE)) is not None:
             used |= {name, name + SCALE}
-            weights[name] = _scaled(name, tensor, scales, blocks)
+            weights[name] = _scaled(name, tensor, scales, blocks, takes_usual)
     rest = {name: tensor for name, tensor in tensors.items() if name not in used}
-    SourceError.raise_if(list(_find_unread(rest))[:1])
-    count = len(weights)
+    has_scales = is_stated or any(name.endswith(SCALE) for name in tensors)
+    SourceError.raise_if([*_find_halves(rest, has_scales), *_find_unread(rest)][:1])
     order = {name: weights.get(name, tensor) for name, tensor in rest.items()}
-    return {**order, **weights}, count
+    return {**order, **weights}, tuple(weights.values())
 
 
-def _scaled(name: str, tensor: Lazy, scales: Lazy, blocks: tuple[int, int] | None) -> Scaled:
-    """Return a weight with its scales. Raises `SourceError` unless these are a grid of blocks of one size."""
+def _scaled(
+    name: str, tensor: Lazy, scales: Lazy, blocks: tuple[int, int] | None, takes_usual: bool
+) -> Scaled:
+    """Return a weight with its scales. Raises `SourceError` unless these are a grid of blocks of one size, and
+    unless that size is known: that of the config, `USUAL` if that config leaves it open, or the one
+    that divides the weights evenly, by which transformers dequantizes
+    (transformers/integrations/finegrained_fp8.py: Fp8Dequantize).
+    """
+    sizes, grid = tensor.shape[-2:], scales.shape[-2:]
     fits = (
         len(tensor.shape) > 1
         and scales.dtype in FLOATING
@@ -133,26 +146,54 @@ def _scaled(name: str, tensor: Lazy, scales: Lazy, blocks: tuple[int, int] | Non
         and scales.shape[:-2] == tensor.shape[:-2]
         and all(scales.shape)
     )
-    sizes, grid = tensor.shape[-2:], scales.shape[-2:]
-    if (
-        fits
-        and blocks is None
-        and not any(size % count for size, count in zip(sizes, grid, strict=True))
-    ):
-        blocks = sizes[0] // grid[0], sizes[1] // grid[1]
-    if (
-        not fits
-        or blocks is None
-        or any(
-            -(-size // block) != count
-            for size, block, count in zip(sizes, blocks, grid, strict=True)
-        )
-    ):
+    if fits and blocks is None:
+        even = not any(size % count for size, count in zip(sizes, grid, strict=True))
+        share = (sizes[0] // grid[0], sizes[1] // grid[1]) if even else None
+        is_usual = _grid(sizes, USUAL) == grid
+        blocks = USUAL if is_usual and takes_usual else share
+        # A block that is larger than the weight is as large as the weight.
+        if is_usual and blocks not in (
+            None,
+            USUAL,
+            (min(sizes[0], USUAL[0]), min(sizes[1], USUAL[1])),
+        ):
+            raise SourceError(
+                f"{name}: found weights of shape {tensor.shape} with scales of shape {scales.shape}, and no config that "
+                f"says whether a block has {blocks} or {USUAL} elements; put the model's config.json, with "
+                "weight_block_size in its quantization_config, next to the weights"
+            )
+    if not fits or blocks is None or _grid(sizes, blocks) != grid:
         raise SourceError(
             f"{name}: found weights of shape {tensor.shape} in {tensor.dtype} with scales of shape {scales.shape} in "
             f"{scales.dtype}, expected one for each block of {blocks or 'one size'}; convert a checkpoint that is not quantized"
         )
     return Scaled(tensor, scales, *blocks)
+
+
+def _grid(sizes: tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, ...]:
+    """Return how many blocks there are along each dimension; the last one may be smaller."""
+    return tuple(-(-size // block) for size, block in zip(sizes, blocks, strict=True))
+
+
+def _find_halves(tensors: Mapping[str, Lazy], has_scales: bool) -> Iterator[str]:
+    """Yield a message for each tensor that is half of a quantized weight. `has_scales` says whether weights in 8
+    bits have scales in this model: without any they are numbers of their own.
+    """
+    for name, tensor in tensors.items():
+        partner = name
+        if name.endswith(SCALE):
+            partner = name.removesuffix(SCALE)
+        elif tensor.dtype in EIGHT and len(tensor.shape) > 1 and has_scales:
+            partner = name + SCALE
+        elif tensor.dtype == "U8" and len(tensor.shape) == 4 and name.endswith(BLOCKS):
+            partner = name.removesuffix(BLOCKS) + SCALES
+        elif tensor.dtype == "U8" and len(tensor.shape) == 3 and name.endswith(SCALES):
+            partner = name.removesuffix(SCALES) + BLOCKS
+        if partner not in tensors:
+            yield (
+                f"{show_value(name)}: found half of a quantized weight, and no {show_value(partner)}, which is the other "
+                "half; complete the checkpoint"
+            )
 
 
 def _find_unread(tensors: Mapping[str, Lazy]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from bridge.checkpoint.hub import (
 )
 from bridge.checkpoint.lazy import FLOATING, Boxed, Lazy, read_strips
 from bridge.checkpoint.renaming import module_order
-from bridge.checkpoint.safetensors_format import read_model
+from bridge.checkpoint.safetensors_format import read_model, tie_by_storage
 from bridge.checkpoint.unpickle import values_of
 from bridge.errors import SourceError
 from bridge.files.shown import show_value
@@ -88,10 +88,14 @@ def hub_of_entries(
     meant.
     """
     optimizers, entries = _find_optimizers(entries)
+    if optimizers and not any(isinstance(value, Lazy) for value in entries.values()):
+        raise SourceError(
+            f"{place}: found an optimizer ({optimizers[0].root}) and no model; name the file or folder that has its weights"
+        )
     root, optimizers, left_out = _choose_optimizers(optimizers, root)
     model, others, rest = _choose_model(entries, root, place)
     model, notes = read_model(model, place if place.is_dir() else place.parent)
-    model, ties = _tied_by_storage(model)
+    model, ties = tie_by_storage(model)
     order = list(model) if in_order else module_order(model)
     if order is not None:
         model = {name: model[name] for name in dict.fromkeys((*order, *model))}
@@ -109,7 +113,13 @@ def hub_of_entries(
         for name, tensor in model.items()
         if name not in equal and not kinds[name]
     }
-    steps = {parameter.step for parameter in parameters.values() if parameter.step is not None}
+    # The states of an optimizer that is not read show at least the step.
+    steps = {parameter.step for parameter in parameters.values() if parameter.step is not None} or {
+        step
+        for one in optimizers
+        for state in one.states.values()
+        if (step := _step_of(state)) is not None
+    }
     run = take_run(rest)
     values = dict(run.client)
     beside = values.pop(BESIDE, None)
@@ -130,7 +140,7 @@ def hub_of_entries(
         origin,
         parameters,
         {name: tensor for name, tensor in model.items() if kinds[name]},
-        {**{alias: name for alias, name in ties.items() if name in parameters}, **equal},
+        {**{alias: equal.get(name, name) for alias, name in ties.items()}, **equal},
         ordered=order is not None,
         groups=groups,
         where=Where(steps_made, lr=rate if isinstance(rate, int | float) else None),
@@ -258,22 +268,6 @@ def _name_below(path: Key, root: str) -> str | None:
     if root == ".":
         return whole if len(path) == 1 else None
     return whole.removeprefix(f"{root}.") if whole.startswith(f"{root}.") else None
-
-
-def _tied_by_storage(model: Model) -> tuple[Model, dict[str, str]]:
-    """Return the tensors without further names of the same bytes, and these names, each with the first."""
-    places: dict[Any, str] = {}
-    ties = {}
-    for name, tensor in model.items():
-        # Boxes are lists, which have no hash, and keep no ties.
-        first = (
-            name
-            if isinstance(tensor, Boxed) or not tensor.count
-            else places.setdefault(tensor, name)
-        )
-        if first != name:
-            ties[name] = first
-    return {name: tensor for name, tensor in model.items() if name not in ties}, ties
 
 
 # The optimizers
@@ -547,10 +541,12 @@ def _build_parameter(weight: Lazy, state: Mapping[str, Any], is_trainable: bool)
     moments = {
         kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, weight)
     }
+    return Parameter(weight, None, moments, _step_of(state), is_trainable)
+
+
+def _step_of(state: Mapping[str, Any]) -> float | None:
     step = state.get("step")
-    if isinstance(step, Lazy):
-        step = float(step.whole())
-    return Parameter(weight, None, moments, None if step is None else float(step), is_trainable)
+    return None if step is None else float(step.whole() if isinstance(step, Lazy) else step)
 
 
 def _is_buffer(name: str, model: Model, optimizer_names: set[str]) -> bool:

@@ -16,7 +16,7 @@ from bridge.checkpoint.files import File
 from bridge.checkpoint.hub import Hub, Origin, Parameter, loss_finding, weights_of
 from bridge.checkpoint.interface import Format, PlannedFiles, Wanted, only_weights
 from bridge.checkpoint.lazy import EIGHT, FLOATING, Boxed, Lazy, Placed
-from bridge.checkpoint.quantized import read_quantized
+from bridge.checkpoint.quantized import USUAL, Scaled, read_quantized
 from bridge.checkpoint.safetensors_file import DAMAGED, MOST, file_of, read_header, read_parts
 from bridge.checkpoint.stored_parts import Stored, check_cover
 from bridge.errors import SourceError
@@ -216,6 +216,22 @@ def _name_tied_by_config(hub: Hub) -> str | None:
     return pair[0] if pair and both else None
 
 
+def tie_by_storage(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, str]]:
+    """Return the tensors without further names of the same bytes, and these names, each with the first. Only
+    parameters are tied: a buffer is a tensor of its own under each of its names.
+    """
+    # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
+    places: dict[Lazy, str] = {}
+    ties = {
+        name: first
+        for name, tensor in tensors.items()
+        # Boxes are lists, which have no hash, and keep no ties.
+        if tensor.dtype in FLOATING and tensor.count and not isinstance(tensor, Boxed)
+        if (first := places.setdefault(tensor, name)) != name
+    }
+    return {name: tensor for name, tensor in tensors.items() if name not in ties}, ties
+
+
 def hub_of(
     format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], in_order: bool
 ) -> Hub:
@@ -224,14 +240,7 @@ def hub_of(
     are quantized in a way that is not read.
     """
     tensors, findings = read_model(tensors, files[0].parent if files else None)
-    # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
-    places: dict[Lazy, str] = {}
-    ties = {
-        name: first
-        for name, tensor in tensors.items()
-        if tensor.count and (first := places.setdefault(tensor, name)) != name
-    }
-    own = {name: tensor for name, tensor in tensors.items() if name not in ties}
+    own, ties = tie_by_storage(tensors)
     parameters = {
         name: Parameter(tensor) for name, tensor in own.items() if tensor.dtype in FLOATING
     }
@@ -250,16 +259,34 @@ def read_model(
     eight = any(isinstance(tensor, Lazy) and tensor.dtype in EIGHT for tensor in tensors.values())
     path = folder / "config.json" if folder and eight else None
     data = parse_object(read_text(path, path.parent, MOST), path) if path and path.is_file() else {}
-    section = data.get("quantization_config")
-    sizes = section.get("weight_block_size") if isinstance(section, dict) else None
+    # The parts of a model with a text decoder, such as Kimi-VL, have configs of their own.
+    inner = data.get("text_config")
+    sections = data.get(QUANTIZED), inner.get(QUANTIZED) if isinstance(inner, dict) else None
+    section = next((one for one in sections if isinstance(one, dict)), {})
+    is_stated = section.get("quant_method") == "fp8"
+    takes_usual = is_stated and "weight_block_size" not in section
+    sizes = section.get("weight_block_size")
     blocks = None
     if isinstance(sizes, list) and [type(size) for size in sizes] == [int, int] and min(sizes) > 0:
         blocks = sizes[0], sizes[1]
-    numbers, count = read_quantized(tensors, blocks)
-    message = f"{count} weights are quantized with a scale for each block, and are read as bf16"
-    return numbers, [loss_finding("weights", message, Effect.NONE)] if count else []
+    numbers, weights = read_quantized(tensors, blocks, is_stated, takes_usual)
+    used = {(one.rows, one.columns) for one in weights if isinstance(one, Scaled)}
+    source = (
+        f"{path} says"
+        if blocks
+        else "transformers takes where a config states no weight_block_size"
+        if takes_usual and USUAL in used
+        else "the shapes of the scales show"
+    )
+    spelled = ", ".join(f"{rows} x {columns}" for rows, columns in sorted(used))
+    about = f"; blocks of {spelled} elements, as {source}" if used else ""
+    message = (
+        f"{len(weights)} weights are quantized with a scale for each block, and are read as bf16"
+    )
+    return numbers, [loss_finding("weights", message + about, Effect.NONE)] if weights else []
 
 
+QUANTIZED = "quantization_config"
 TRAINER = "trainer_state.json"
 """The file in which transformers' Trainer saves the step of a run, beside the weights."""
 UNREAD = ("optimizer.*", "scheduler.*", "rng_state*.pth", "random_states_*.pkl", "scaler.pt")

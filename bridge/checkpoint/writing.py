@@ -34,8 +34,8 @@ MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
 finished files, the suffix of an unfinished file, and the suffix of a note that says how many bytes
 of an unfinished file are certainly on the disk.
 """
-SPARE = 2**20
-"""Number of bytes that must stay free on the disk, for names and digests."""
+SPARE, BLOCK = 2**16, 2**12
+"""Numbers of bytes that must stay free on the disk: for names and digests, and for the last block of each file."""
 STAGE = 2**29
 """Number of bytes after which a file is flushed to the disk, so that a killed command loses no
 more than these.
@@ -233,11 +233,13 @@ def _read_journal(staging: Path) -> dict[str, str]:
 
 def _check_room(staging: Path, rest: Iterable[File]) -> None:
     """Raise `SourceError` unless the disk has space for all that is left to write."""
-    need = sum(file.size - _partial_file(staging, file).size for file in rest) + SPARE
+    sizes = [file.size - _partial_file(staging, file).size for file in rest]
+    spare = SPARE + BLOCK * len(sizes)
     free = shutil.disk_usage(staging).free
-    if free < need:
+    if free < sum(sizes) + spare:
         raise SourceError(
-            f"{staging.parent}: {free:,} bytes are free, but {need:,} are needed; make room on the disk, or name another folder"
+            f"{staging.parent}: {free:,} bytes are free, but {sum(sizes):,} are to be written, with {spare:,} more for "
+            "names and digests; make room on the disk, or name another folder"
         )
 
 

@@ -6,15 +6,22 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
-from bridge.checkpoint import renaming
+from bridge.checkpoint import formats, renaming
+from bridge.checkpoint.comparison import FIRST, compare_tensors
 from bridge.checkpoint.hub import Hub, Model, Origin, Parameter, ParameterGroup
 from bridge.checkpoint.lazy import Held
+from bridge.cli import run as command
+from bridge.cli.app import app
 from bridge.errors import SourceError
+from bridge.report.exit_codes import Exit
 from tests.checkpoint import checkpoints
 
 SHARED = os.environ.get("STAGEBRIDGE_SHARED")
@@ -267,3 +274,121 @@ def _lying(naming: str) -> dict[str, set[str]]:
                     our.format(layer="*", expert="*", kind=kind) for our in row.ours
                 )
     return found
+
+
+KINDS = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn,
+)  # fmt: skip
+LEAVES = ("bias", "mask", "cnt", "inv_freq", "running_var")
+TARGETS = (
+    "bin", "safetensors", "dcp", "native", "trainer", "accelerate", "universal", "deepspeed", "megatron",
+)  # fmt: skip
+
+
+def random_state(random: Random) -> dict[str, torch.Tensor]:
+    """A state dict with tensors of all kinds, many of them on one storage, whole or as views."""
+    pool: list[torch.Tensor] = []
+    state: dict[str, torch.Tensor] = {}
+    prefix = random.choice(["", "module.", "_orig_mod.", "model.", "net."])
+    for layer in range(random.randint(1, 4)):
+        for leaf in ("weight", *random.sample(LEAVES, random.randint(0, 4))):
+            if pool and random.random() < 0.5:
+                tensor = random.choice(pool)
+                way = random.random()
+                if tensor.dim() and way < 0.4:
+                    tensor = tensor[:1] if way < 0.3 else tensor.reshape(-1)
+            else:
+                kind = random.choice(KINDS[:4] if leaf == "weight" else KINDS)
+                shape = (3, 2) if leaf == "weight" else random.choice([(4,), (2, 3), (), (0, 2)])
+                pool.append((torch.randn(shape) * 3).to(kind))
+                tensor = pool[-1]
+            state[f"{prefix}l{layer}.{leaf}"] = tensor
+    return state
+
+
+def with_optimizer(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The state with moments of all that floats, by name, as FSDP saves them; each storage has one parameter."""
+    owners: dict[Any, str] = {}
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.numel() and tensor.element_size() > 1:
+            owners.setdefault((tensor.data_ptr(), tensor.shape), name)
+    moments = {
+        name: {"step": 1.0, **{kind: torch.rand(state[name].shape) for kind in ("exp_avg", "exp_avg_sq")}}
+        for name in owners.values()
+    }  # fmt: skip
+    settings = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    return {
+        "model": state,
+        "optimizer": {"state": moments, "param_groups": [{"params": [*moments], **settings}]},
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_name_of_the_source_is_in_the_target_or_named(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    torch.manual_seed(seed)
+    state = random_state(random)
+    source = tmp_path / "source.pt"
+    torch.save(with_optimizer(state) if seed % 2 else state, source)
+    names = {name.replace("_orig_mod.", "").removeprefix("module.") for name in state}
+    written = 0
+    for target in TARGETS:
+        place = tmp_path / target
+        done = CliRunner().invoke(
+            app, ["checkpoint", "convert", str(source), "--to", target, "-o", str(place)]
+        )
+        if not place.exists():
+            # These need settings of groups, and moments of all parameters of a group.
+            assert target in ("deepspeed", "universal", "megatron"), done.output
+            assert isinstance(done.exception, SourceError)
+            continue
+        written += 1
+        hub = formats.read_checkpoint(place)
+        there = {*hub.parameters, *hub.ties, *hub.buffers}
+        if target == "bin":
+            there = set(torch.load(place / "pytorch_model.bin"))
+        if target == "safetensors":
+            there = set(load_file(place / "model.safetensors"))
+        missing = names - {name.replace("_orig_mod.", "").removeprefix("module.") for name in there}
+        unnamed = {name for name in missing if name not in done.output}
+        assert not unnamed, (target, done.output)
+        lines = compare_tensors(formats.read_checkpoint(source), hub)
+        bare = {
+            line.name.replace("_orig_mod.", "").removeprefix("module.")
+            for line in lines
+            if line.verdict == FIRST
+        }
+        assert missing <= bare
+    assert written >= 7
+
+
+def test_modules_that_share_a_mask_keep_all_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mask = torch.tensor([True, False, True])
+    state = {"a.weight": torch.rand(2, 2), "a.mask": mask, "b.mask": mask, "c.mask": mask[:2]}
+    torch.save(state, tmp_path / "source.pt")
+    less = {name: tensor for name, tensor in state.items() if name != "b.mask"}
+    torch.save(less, tmp_path / "less.pt")
+    files = {"bin": "pytorch_model.bin", "safetensors": "model.safetensors"}
+    for target, file in files.items():
+        words = [
+            "convert",
+            str(tmp_path / "source.pt"),
+            "--to",
+            target,
+            "-o",
+            str(tmp_path / target),
+        ]
+        assert command(["checkpoint", *words]) == Exit.CLEAN
+        load = load_file if target == "safetensors" else torch.load
+        there = load(tmp_path / target / file)
+        assert there.keys() == state.keys()
+        assert all(torch.equal(there[name], tensor) for name, tensor in state.items())
+        hub = formats.read_checkpoint(tmp_path / target)
+        assert sorted(hub.buffers) == ["a.mask", "b.mask", "c.mask"]
+    capsys.readouterr()
+    words = ["diff", str(tmp_path / "source.pt"), str(tmp_path / "less.pt")]
+    assert command(["checkpoint", *words]) == Exit.FINDINGS
+    assert "b.mask weight: only in A" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -160,3 +161,76 @@ def test_the_written_model_is_not_said_to_be_quantized(tmp_path: Path) -> None:
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert {held.dtype for held in found.values()} == {torch.float32, torch.bfloat16}
     assert len(found) == 2
+
+
+HALVES = {
+    "a.weight": ("a.weight_scale_inv", torch.zeros(4, 4).to(torch.float8_e4m3fn)),
+    "a.weight_scale_inv": ("a.weight", torch.ones(1, 1)),
+    "e.up_blocks": ("e.up_scales", torch.zeros(2, 4, 1, 16, dtype=torch.uint8)),
+    "e.up_scales": ("e.up_blocks", torch.zeros(2, 4, 1, dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "file"])
+def test_half_of_a_quantized_weight_is_refused_with_the_name_of_the_other(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    partner, tensor = HALVES[name]
+    tensors = {name: tensor, "norm.weight": torch.ones(4)}
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 4]}}
+    place = written(tmp_path / "a", tensors, config)
+    if kind != "safetensors":
+        (place / "model.safetensors").unlink()
+        torch.save(tensors, place / "pytorch_model.bin")
+    with pytest.raises(SourceError, match=f"{name}'.*half of a quantized weight.*'{partner}'"):
+        formats.read_checkpoint(place if kind != "file" else place / "pytorch_model.bin")
+
+
+def test_weights_in_8_bits_of_a_model_without_scales_are_numbers(tmp_path: Path) -> None:
+    weight = torch.randn(4, 4).to(torch.float8_e4m3fn)
+    hub = formats.read_checkpoint(written(tmp_path / "a", {"a.weight": weight}))
+    assert torch.equal(
+        hub.parameters["a.weight"].weight.whole().view(torch.int8), weight.view(torch.int8)
+    )
+
+
+FP8 = {"quant_method": "fp8"}
+SIZES_OF_BLOCKS = [
+    # config, size of blocks and where it comes from; None: refused, as two sizes fit
+    (None, (200, 300), None),
+    ({}, (200, 300), None),
+    ({"quantization_config": {**FP8, "weight_block_size": None}}, (200, 300), None),
+    ({"quantization_config": FP8}, (200, 300), "128 x 128 elements, as transformers takes"),
+    ({"quantization_config": FP8}, (192, 96), "96 x 32 elements, as the shapes of the scales show"),
+    (None, (192, 96), "96 x 32 elements, as the shapes of the scales show"),
+    (None, (256, 384), "128 x 128 elements, as the shapes"),
+    ({"quantization_config": {**FP8, "weight_block_size": [100, 100]}}, (200, 300), "100 x 100 elements, as .*config.json says"),
+    (
+        {"text_config": {"quantization_config": {**FP8, "weight_block_size": [128, 128]}}},
+        (200, 300),
+        "128 x 128 elements, as .*config.json says",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "shape", "words"), SIZES_OF_BLOCKS)
+def test_the_size_of_blocks_is_named_with_its_source_or_refused(
+    tmp_path: Path, config: Any, shape: tuple[int, int], words: str | None
+) -> None:
+    weight, scales = torch.randn(shape).to(torch.float8_e4m3fn), torch.rand(2, 3)
+    place = written(tmp_path / "a", {"a.weight": weight, "a.weight_scale_inv": scales}, config)
+    if words is None:
+        with pytest.raises(SourceError, match=r"\(100, 100\) or \(128, 128\).*weight_block_size"):
+            formats.read_checkpoint(place)
+        return
+    hub = formats.read_checkpoint(place)
+    (message,) = [finding.message for finding in hub.findings if finding.path == "weights"]
+    assert re.search(words, message)
+    height, width = map(int, re.search(r"(\d+) x (\d+) elements", message).groups())  # type: ignore[union-attr]
+    wide = scales.repeat_interleave(height, 0)[: shape[0]].repeat_interleave(width, 1)[
+        :, : shape[1]
+    ]
+    assert torch.equal(
+        hub.parameters["a.weight"].weight.whole(), (weight.float() * wide).bfloat16()
+    )

@@ -756,3 +756,71 @@ def test_what_deepspeed_writes_in_another_number_format_is_named(
     }
     assert named.keys() == {kind for kind, words in expected.items() if words}
     assert all(str(expected[kind]) in line for kind, line in named.items())
+
+
+def trained(folder: Path, groups: Any) -> tuple[Any, Any, Any]:
+    """A model and an optimizer with these groups, after a step under accelerate, saved in `folder` by `save_state`."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LLAMA)
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(groups(model), lr=1e-3))
+    model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    optimizer.step()
+    accelerator.save_state(str(folder))
+    LLAMA.save_pretrained(folder)
+    return accelerator, model, optimizer
+
+
+def test_accelerate_says_what_loads_where_the_source_has_no_moments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = AutoModelForCausalLM.from_config(LLAMA)
+    model.save_pretrained(tmp_path / "source")
+    output = tmp_path / "output"
+    words = ["convert", str(tmp_path / "source"), "--to", "accelerate", "-o", str(output)]
+    assert command(["checkpoint", *words]) == Exit.FINDINGS
+    told = capsys.readouterr().out
+    for kind in ("optimizer", "scheduler"):
+        assert (
+            f"no {kind}.bin is written: load_state stops in a script that has prepared its {kind}"
+            in told
+        )
+        assert not (output / f"{kind}.bin").exists()
+    assert "starts with new ones" not in told and "0 is written" not in told
+    torch.manual_seed(1)
+    accelerator = Accelerator(cpu=True)
+    fresh = accelerator.prepare(AutoModelForCausalLM.from_config(LLAMA))
+    accelerator.load_state(str(output))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, fresh.state_dict()[name])
+    accelerator.prepare(torch.optim.AdamW(fresh.parameters()))
+    with pytest.raises(FileNotFoundError, match=r"optimizer\.bin"):
+        accelerator.load_state(str(output))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_groups_of_a_script_come_back_from_megatron(
+    tmp_path: Path, decay: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def groups(model: Any) -> list[dict[str, Any]]:
+        own = list(model.parameters())
+        sides = ([one for one in own if one.dim() > 1], [one for one in own if one.dim() == 1])
+        split = [
+            {"params": side, "weight_decay": decay * (at == 0)} for at, side in enumerate(sides)
+        ]
+        return split if decay else [{"params": own, "weight_decay": 0.0}]
+
+    accelerator, model, optimizer = trained(tmp_path / "source", groups)
+    truth = {name: weight.clone() for name, weight in model.state_dict().items()}
+    moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    for source, target in (("source", "megatron"), ("megatron", "accelerate")):
+        words = ["convert", str(tmp_path / source), "--to", target, "-o", str(tmp_path / target)]
+        config = ["--config", str(tmp_path / "source/config.json")]
+        assert command(["checkpoint", *words, *config]) == Exit.FINDINGS
+    assert "Megatron's groups become" in capsys.readouterr().out
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+    accelerator.load_state(str(tmp_path / "accelerate"))
+    assert all(torch.equal(weight, truth[name]) for name, weight in model.state_dict().items())
+    for state, moment in zip(optimizer.state.values(), moments, strict=True):
+        assert torch.equal(state["exp_avg"], moment)

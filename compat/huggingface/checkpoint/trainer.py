@@ -15,7 +15,7 @@ from typing import Any
 from bridge.checkpoint import archive, dcp, torch_save
 from bridge.checkpoint.archive import Used
 from bridge.checkpoint.files import File
-from bridge.checkpoint.groups import TREATED
+from bridge.checkpoint.groups import TREATED, effective_setting
 from bridge.checkpoint.hub import Hub, Model, Origin, Parameter, ParameterGroup, loss_finding
 from bridge.checkpoint.interface import PlannedFiles, RootedFormat, Wanted
 from bridge.checkpoint.lazy import Held, Lazy
@@ -126,11 +126,11 @@ class Trainer(RootedFormat):
         """
         hub = _as_running(hub)
         model, findings = _plan_weights(hub, target)
-        groups = _groups(hub)
         known = {**UNKNOWN, **(hub.client.get(STATE) or {})}
         state = {**known, "global_step": hub.where.steps or 0}
         files = [*model.files, File(TRAINER, (json.dumps(state, indent=2).encode() + b"\n",))]
         if _has_optimizer(hub):
+            groups = _groups(hub)
             schedule, base = _schedule(hub, groups)
             files += [
                 torch_save.torch_file(OPTIMIZER, dict(_optimizer(hub, groups))),
@@ -160,23 +160,70 @@ class Accelerate(Trainer):
         hub = _as_running(hub)
         # Its loader refuses a file that has a tied tensor under both of its names.
         model, findings = _plan_weights(replace(hub, ties={}), wanted)
+        if hub.ties:
+            pairs = ", ".join(f"{alias} (as {name})" for alias, name in hub.ties.items())
+            message = (
+                f"written under one name, as save_state does, for a model that ties them: {pairs}"
+            )
+            findings.append(loss_finding("ties", message, Effect.NONE))
         files = [*model.files]
-        if _has_optimizer(hub):
+        if hub.moments or hub.groups:
             places = {name: at for at, name in enumerate(_order_parameters(hub, self.name))}
-            stored = hub.groups or (ParameterGroup(tuple(places), hub.settings),)
+            stored, split = _join_groups(
+                hub.groups or (ParameterGroup(tuple(places), hub.settings),)
+            )
             groups = [
                 replace(one, names=tuple(sorted(one.names, key=places.__getitem__)))
                 for one in stored
             ]
             files.append(torch_save.torch_file("optimizer.bin", dict(_optimizer(hub, groups))))
+            findings += split
+        else:
+            message = f"the source checkpoint has no moments that are read, {WEIGHTS_FIRST.format('optimizer')}"
+            findings.append(loss_finding("moments", message, Effect.NUMBERS))
         if hub.schedule:
             files.append(torch_save.torch_file("scheduler.bin", dict(hub.schedule)))
         else:
-            message = (
-                "the source checkpoint has no state of a scheduler; that of the script begins anew"
-            )
+            message = f"the source checkpoint has no state of a scheduler, {WEIGHTS_FIRST.format('scheduler')}"
             findings.append(loss_finding("schedule", message, Effect.NUMBERS))
-        return PlannedFiles(tuple(files), model.sums, (*findings, *_find_losses(hub, "accelerate")))
+        losses = _find_losses(hub, "accelerate")
+        # Its files hold a step only in the states of the optimizer.
+        needless = {"moments"} | ({"step"} if not hub.moments else set())
+        return PlannedFiles(
+            tuple(files),
+            model.sums,
+            (*findings, *(one for one in losses if one.path not in needless)),
+        )
+
+
+WEIGHTS_FIRST = (
+    "so no {0}.bin is written: load_state stops in a script that has prepared its {0}; "
+    "call load_state when the model alone is prepared, and prepare the {0} after that"
+)
+
+
+def _join_groups(
+    groups: Sequence[ParameterGroup],
+) -> tuple[Sequence[ParameterGroup], list[Finding]]:
+    """Return the groups of a script from which Megatron's optimizer made its own: without empty ones, and with equal
+    ones joined; other groups as they are. A finding says how many there are, as torch loads no other number.
+    """
+    if not any("wd_mult" in group.settings for group in groups):
+        return groups, []
+    names: dict[str, list[str]] = {}
+    settings: dict[str, Mapping[str, Any]] = {}
+    for group in groups:
+        if group.names:
+            key = repr([effective_setting(group, name) for name in ("lr", *TREATED)])
+            names.setdefault(key, []).extend(group.names)
+            settings.setdefault(key, group.settings)
+    counts = " and ".join(str(len(own)) for own in names.values())
+    message = (
+        f"Megatron's groups become {len(names)}, of {counts} parameters; load_state takes these in a script whose "
+        "optimizer has groups of the same sizes"
+    )
+    joined = [ParameterGroup(tuple(own), settings[key]) for key, own in names.items()]
+    return joined, [loss_finding("groups", message, Effect.NONE)]
 
 
 def _has_optimizer(hub: Hub) -> bool:
@@ -405,7 +452,7 @@ def _find_settings(hub: Hub, groups: Sequence[ParameterGroup]) -> Iterator[Findi
 
 def _find_losses(hub: Hub, tool: str) -> Iterator[Finding]:
     """Yield a finding for each value that the files of a tool do not hold or that the source does not have."""
-    if hub.trainable_parameters and not hub.moments:
+    if hub.lacks_moments:
         message = f"the source checkpoint has no moments; {tool} starts with new ones"
         yield loss_finding("moments", message, Effect.NUMBERS)
     if hub.where.steps is None:

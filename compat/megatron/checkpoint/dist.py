@@ -393,7 +393,9 @@ def _plan_files(hub: Hub, request: Wanted) -> PlannedFiles:
         File(TRACKER, (str(run.iteration_of(hub)).encode(),)),
     ]
     return PlannedFiles(
-        tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub), *layout.find_casts())
+        tuple(files),
+        f"{place}/{SUMS}",
+        (*run.unsaid(hub), *_foreign(hub), *_find_left_out(hub), *layout.find_casts()),
     )
 
 
@@ -418,6 +420,14 @@ def _foreign(hub: Hub) -> Iterator[Finding]:
             " stagebridge cannot translate the names; only a model with these names loads the parameters"
         )
         yield loss_finding("names", message, Effect.NUMBERS)
+
+
+def _find_left_out(hub: Hub) -> Iterator[Finding]:
+    """Yield a finding if there are buffers, or further names of tied parameters that Megatron-Core does not have."""
+    names = [*hub.buffers, *(alias for alias in hub.ties if not alias.startswith(BEGINNINGS))]
+    if names:
+        message = f"{', '.join(names)}: buffers and further names of a parameter are not written, as Megatron-Core has none"
+        yield loss_finding("buffers", message, Effect.NUMBERS)
 
 
 SHARDING = "fully_reshardable"
