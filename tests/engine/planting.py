@@ -1417,11 +1417,12 @@ FAULTS |= {
 @cache
 def known() -> Mapping[str, Planted]:
     """All faults: these, and those that were invented since."""
+    from attacked import ATTACKED
     from invented import INVENTED
     from over_ranks import OVER_RANKS
     from reported import REPORTED
 
-    return {**FAULTS, **INVENTED, **REPORTED, **OVER_RANKS}
+    return {**FAULTS, **INVENTED, **REPORTED, **OVER_RANKS, **ATTACKED}
 
 
 def trained(
