@@ -26,17 +26,16 @@ from typing import Any
 import torch
 import yaml
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine"))
-
-from automodel_runs import words
-from blocks import small
-from uses import WANTED, Use, different, other, table
+sys.path.append(str(Path(__file__).parents[1]))
 
 from bridge.engine import comm
 from bridge.errors import BridgeError
 from bridge.translation.lift import lift
 from compat.automodel.dialect import DIALECT
 from compat.automodel.runtime.recipe import open_recipe
+from tests.engine.automodel_runs import words
+from tests.engine.blocks import small
+from tests.engine.uses import WANTED, Use, different, other, table
 
 RECIPES: Mapping[str, str] = {
     "llama3_2/llama3_2_1b_squad": "llama",

@@ -19,9 +19,8 @@ from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from harvesting.judges import deepspeed as real
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import compat
@@ -32,6 +31,7 @@ from bridge.stack.dialect import Config
 from bridge.testing import Mistake, configs, values
 from bridge.testing.mutations import REMOVE, Edit, edit_mapping, edits
 from bridge.testing.strategies import StrategyCase, part_of, paths_of
+from tests.harvesting.judges import deepspeed as real
 
 COUNT = 1050
 RANKS = 8

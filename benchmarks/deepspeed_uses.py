@@ -1,7 +1,7 @@
 """Names of DeepSpeed that scripts use, counted in their syntax.
 
-`python benchmarks/deepspeed_uses.py NAME=FOLDER ... > tests/deepspeed/uses.json` counts in every Python file below each folder.
-Imports are followed to what they name: `dist.get_rank()` below `import deepspeed.comm as dist` is one use of
+`python benchmarks/deepspeed_uses.py NAME=FOLDER ... > tests/stacks/deepspeed/uses.json` counts in every Python file below each
+folder. Imports are followed to what they name: `dist.get_rank()` below `import deepspeed.comm as dist` is one use of
 `deepspeed.comm.get_rank`. Attributes of what `deepspeed.initialize` returns first count as `engine.NAME` where DeepSpeed's engine
 or `nn.Module` has that name, those of `get_accelerator()` as `accelerator.NAME`. Nothing that is read runs.
 

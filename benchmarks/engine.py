@@ -20,14 +20,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1] / "tests" / "engine")
-)  # the same steps that the tests compare
-
-from oracles import BUILDERS, WHOLE_BATCH, Builder, Step, Task, batch_of, deepspeed, deepspeed_piped
-from pool import Pool
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the same steps that the tests compare
 
 from bridge.engine.models.gpt import Architecture
+from tests.engine.oracles import (
+    BUILDERS,
+    WHOLE_BATCH,
+    Builder,
+    Step,
+    Task,
+    batch_of,
+    deepspeed,
+    deepspeed_piped,
+)
+from tests.engine.pool import Pool
 
 RANKS = 2
 SEQUENCE, SEQUENCES = 256, 8

@@ -22,13 +22,13 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from engine import RANKS, TIMEOUT, Pair, Time, line, ratios
-from pool import Pool
 
 from bridge.engine import initialize
 from bridge.plan.plan import Plan
+from tests.engine.pool import Pool
 
 BOUNDS = (
     ("zero 2", "fsdp2 whole", 1.0),

@@ -19,13 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from engine import RANKS, TIMEOUT, Pair, line, ratios, timed
-from pool import Pool
 
 from bridge.engine import initialize
 from bridge.plan.plan import Plan
+from tests.engine.pool import Pool
 
 BOUNDS = (
     *(("zero 0", "ddp", blocks, bound) for blocks, bound in ((200, 1.05), (1000, 1.15))),

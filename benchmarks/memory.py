@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import huggingface
 from engine import RANKS, TIMEOUT, line
-from pool import Pool
 
 from bridge.engine import initialize
 from bridge.plan.plan import Plan
+from tests.engine.pool import Pool
 
 MEBIBYTE = 2**20
 OTHERS = ("ddp", "fsdp2", "fsdp2 whole")

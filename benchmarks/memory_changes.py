@@ -18,9 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from harvesting.machine import MachineError
 from starts import draw, kind
 
 import compat
@@ -33,6 +32,7 @@ from bridge.translation.edit import without
 from bridge.translation.lift import lift
 from bridge.translation.memory_changes import Change, find_changes
 from bridge.translation.translate import translate
+from tests.harvesting.machine import MachineError
 
 FRACTIONS = 0.35, 0.95
 """The least and the most part of the memory that a config needs, to which it is limited."""
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    starting = import_module(f"harvesting.starts.{asked.target}")
+    starting = import_module(f"tests.harvesting.starts.{asked.target}")
     found, chance, began = Count(), Random(asked.seed), time.monotonic()
     target, version = compat.load(asked.target), starting.release_of_package()
     sources = [name for name in compat.names() if name != asked.target]

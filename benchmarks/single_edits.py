@@ -29,7 +29,11 @@ RANKS = (8, 64, 512, 4, 1, 128, 256, 1024)
 FILES = {
     "deepspeed": ("corpus/deepspeed/*.json", "examples/deepspeed/*.json"),
     "automodel": ("corpus/automodel/*.yaml", "examples/automodel/*.yaml"),
-    "fast_llm": ("corpus/fast_llm/*.yaml", "examples/fast_llm/*.yaml", "tests/fast_llm/*.yaml"),
+    "fast_llm": (
+        "corpus/fast_llm/*.yaml",
+        "examples/fast_llm/*.yaml",
+        "tests/stacks/fast_llm/*.yaml",
+    ),
     "merak": ("examples/merak/*.args", "examples/merak/[!c]*.json"),
 }
 

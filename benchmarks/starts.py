@@ -18,9 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "common"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from harvesting.machine import MachineError
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import compat
@@ -29,6 +28,7 @@ from bridge.stack.dialect import Config, Dialect
 from bridge.stack.rules import Effect
 from bridge.testing import configs
 from bridge.translation.translate import Result, translate
+from tests.harvesting.machine import MachineError
 
 EVERY = 25
 """Number of configs after which a line tells the progress."""
@@ -121,7 +121,7 @@ def draw(name: str, number: int, count: int) -> Callable[[Callable[[Config], Non
 
 def run(target: str, sources: Sequence[str], number: int, count: int, stop: int = 10**9) -> Count:
     """Judge `count` configs, drawn evenly from the sources, and tell the progress on standard error."""
-    starting = import_module(f"harvesting.starts.{target}")
+    starting = import_module(f"tests.harvesting.starts.{target}")
     version = starting.release_of_package()
     found, began = Count(), time.monotonic()
     for name in sources:

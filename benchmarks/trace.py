@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 from engine import RANKS, TIMEOUT, WARMUP, Pair, Time, line, ratios, task_of, timed
-from oracles import Step, Task, batch_of
-from pool import Pool
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -38,6 +36,8 @@ from bridge.trace.invariants.recompute import Recomputed
 from bridge.trace.layer_log import LayerLog
 from bridge.trace.record import Name
 from bridge.trace.tracer import Tracer
+from tests.engine.oracles import Step, Task, batch_of
+from tests.engine.pool import Pool
 
 WIDTH = 512
 LAYOUTS: dict[str, dict[str, Any]] = {

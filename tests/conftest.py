@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
+
+if TYPE_CHECKING:
+    from tests.engine.pool import Pool, Run
 
 settings.register_profile(
     "suite",
@@ -22,13 +25,9 @@ settings.register_profile(
 settings.load_profile("suite")
 """No test depends on the speed of the machine, and every run draws the same."""
 
-NO_CONSTANTS = providers._local_constants
-providers._get_local_constants = lambda: NO_CONSTANTS
-"""Hypothesis draws numbers that it finds in modules outside `site-packages`: a checkout and a wheel drew other examples."""
-
 VARIABLE = "STAGEBRIDGE_SHARED"
 """Names the folder of truth, facts and corpus."""
-NEED_TORCH = ("engine", "trace")
+NEED_TORCH = ("checkpoint", "engine", "trace", "verify")
 HOME = Path(__file__).resolve().parents[1]
 PLANTED = (
     *("json", "torch", "typing", "bridge", "compat", "stagebridge"),
@@ -44,9 +43,9 @@ if (
         [*places, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
 
-# What tests of several folders share. `tests` itself must not be on the path: its folders have names
-# of stacks, and where a stack is not installed Python would take them for it.
-sys.path.append(str(HOME / "tests" / "common"))
+# Tests are one package, which this process and ranks import from the root of the repository. The root comes last, so that what is
+# installed is what is tested.
+sys.path.append(str(HOME))
 
 collect_ignore = [] if find_spec("torch") else list(NEED_TORCH)
 
@@ -118,3 +117,52 @@ def whole(shared: Path | None) -> Path:
 def as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are as wide as a pipe's, whatever terminal the tests run in."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[dict[int, Pool]]:
+    """Pools by world size, started on first use and ended with the test run."""
+    import torch
+
+    found: dict[int, Pool] = {}
+    torch.set_num_threads(1)
+    yield found
+    for pool in found.values():
+        pool.close()
+
+
+@pytest.fixture(scope="module")
+def foreign(pools: dict[int, Pool]) -> Iterator[None]:
+    """For modules that run other engines in the pools: these leave process groups behind, whose threads wake all the time."""
+    yield
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture
+def run(pools: dict[int, Pool]) -> Run:
+    """`run(world, function, *arguments)`: results by rank; one rank runs in this process."""
+
+    from tests.engine.pool import Pool
+
+    def start(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        if world == 1:
+            return [function(0, 1, *arguments)]
+        result: list[Any] = pools.setdefault(world, Pool(world)).run(function, *arguments)
+        return result
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def leave_group() -> Iterator[None]:
+    """One rank runs in this process, and a drop-in leaves its group and LOCAL_RANK there as DeepSpeed does."""
+    local_rank = os.environ.get("LOCAL_RANK")
+    yield
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    os.environ.pop("LOCAL_RANK", None)
+    if local_rank is not None:
+        os.environ["LOCAL_RANK"] = local_rank

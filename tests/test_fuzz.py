@@ -18,7 +18,7 @@ from bridge.testing.fuzz import CONVERTING, LIFTING, READING, Task, fuzz
 
 pytestmark = pytest.mark.once
 
-KITE = Path(__file__).parent / "sixth" / "kite"
+KITE = Path(__file__).parent / "stacks" / "sixth" / "kite"
 NAMES = compat.names()
 
 

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STACK = "deepspeed"
 """The stack whose folder shows what each has."""
 OTHERS = {
-    "tests": "Laws, facts and the command line; a folder for each stack; tests/versions against real releases;"
-    " tests/common/harvesting adds a release.",
+    "tests": "A folder for each promise: convert, stacks, shell, cli, docs; and with torch engine, checkpoint, trace,"
+    " verify. tests/versions asks real releases, tests/harvesting adds one.",
     "docs": "Pages, most of them made by `python docs/generate`.",
     "benchmarks": "Figures, and how to reproduce them.",
     "examples": "A config of each stack, with what it becomes in the others.",

@@ -1,7 +1,7 @@
 """Launches of Megatron and the models that they load: clean pairs with what may differ, and pairs with planted contradictions.
 
 The flags come from what the families compute (`modeling_*.py` of transformers 5.23.0), not from the project's rules.
-`PYTHONPATH=. python tests/common/launched_models.py [NUMBER [SEED]]` prints what `match` gets wrong, and counts.
+`python -m tests.common.launched_models [NUMBER [SEED]]` prints what `match` gets wrong, and counts.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blocks import VOCAB, small
 from torch import Tensor, nn
 
 from bridge.engine import comm
+from tests.engine.blocks import VOCAB, small
 
 ROWS, STEPS, RATE = 4, 2, 0.01
 Found = dict[str, Any]

@@ -1,7 +1,7 @@
 """Small models of every causal architecture of transformers that has a plan for pipelines, and of some that have none, run in
 layers and compared with plain transformers in fp64.
 
-`python tests/engine/blocks.py` builds each with random weights, trains it in one process, and on two ranks as each of `CASES`
+`python -m tests.engine.blocks` builds each with random weights, trains it in one process, and on two ranks as each of `CASES`
 says, and prints a table: the largest error of losses and gradients in the first step of each group of cases, in bold what is
 further away than wanted, with the reason of each one that is left out. Names of architectures after it run those alone; `--alone`
 runs no ranks; `--to FILE` appends what each gave to a file of JSON lines and leaves out the architectures that are in it.
@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from runs import distance
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -29,6 +28,7 @@ from bridge.engine.models.blocks import Blocks
 from bridge.engine.models.cutting import cut_of
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
+from tests.engine.runs import distance
 
 RATE = 0.1
 VOCAB, TOKENS, MICROBATCHES, STEPS = 64, 12, 4, 3
@@ -406,7 +406,7 @@ def _told(error: Exception) -> str:
 
 def main() -> None:
     """Print one row for each architecture."""
-    from pool import Pool
+    from tests.engine.pool import Pool
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracles import SMALL, Task, batch_of, real_deepspeed
-from runs import Shared
 from torch import Tensor, nn
 
 from bridge.engine.models.gpt import GPT
+from tests.engine.oracles import SMALL, Task, batch_of, real_deepspeed
+from tests.engine.runs import Shared
 
 TASK = Task()
 

@@ -1,7 +1,7 @@
 """Generated training scripts: each is drawn from its number, and run with plain torch and on the engine at every level of ZeRO.
 
 An outcome is `equal` (losses, notes and final weights are those of plain torch), `refused` (an error of ours, and all that was
-noted before it is equal), or what differs. `python tests/engine/generated_scripts.py --first N --count N [--world 2]` tries many,
+noted before it is equal), or what differs. `python -m tests.engine.generated_scripts --first N --count N [--world 2]` tries many,
 lists refusals by reason, and shrinks what is wrong to the fewest features.
 """
 
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from pool import Pool
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from bridge.engine.comm import everyones
 from bridge.errors import BridgeError
+from tests.engine.pool import Pool
 
 WIDTH, ROWS, STEPS = 6, 4, 3
 LEVELS = (0, 1, 2, 3)

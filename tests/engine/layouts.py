@@ -1,6 +1,6 @@
 """Every legal layout of up to four ranks, a sample of them in which every pair of settings meets, and how far they are off.
 
-`python tests/engine/layouts.py` runs all of them with progress; `2/6 adamw` the second of six parts with one optimizer.
+`python -m tests.engine.layouts` runs all of them with progress; `2/6 adamw` the second of six parts with one optimizer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
-from runs import SHAPE, Case, Outcome, distance, plain, trained_all
+from tests.engine.runs import SHAPE, Case, Outcome, distance, plain, trained_all
 
 BUFFERS = (1, 2, None)
 MESHES = [(1, 1, False), (2, 1, False), (4, 1, False)] + [
@@ -145,7 +145,7 @@ def far(case: Case, found: Outcome, optimizer: str) -> float:
 
 def main(part: str = "1/1", *optimizers: str) -> None:
     """Run a part of all layouts, with all optimizers unless some are named; exit with 1 if any is off."""
-    from pool import Pool
+    from tests.engine.pool import Pool
 
     first, of = map(int, part.split("/"))
     chosen, start, bad = list(everything())[first - 1 :: of], time.perf_counter(), False

@@ -1,6 +1,6 @@
 """A small model of each architecture on transformers and on Megatron-Core, with the same weights, from translated configs.
 
-`python tests/engine/logits.py ROWS.jsonl [ARCHITECTURE ...]` prints, for each, the largest distance of the logits in fp32, or
+`python -m tests.engine.logits ROWS.jsonl [ARCHITECTURE ...]` prints, for each, the largest distance of the logits in fp32, or
 why it cannot be built. A row is a mapping as in a config.json, or has one as `hf`, beside what another bridge made of it.
 """
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from runs import SHAPE, Case, microbatches, model_of
 from torch import Tensor
-from traces import fed
 
 from bridge.engine import initialize
 from bridge.engine.interface import Workload
 from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy
 from bridge.plan.plan import Plan
 from compat.megatron.runtime.backend import BACKEND
+from tests.engine.runs import SHAPE, Case, microbatches, model_of
+from tests.trace.traces import fed
 
 TOKENS = 8
 GATED = replace(

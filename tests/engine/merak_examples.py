@@ -1,6 +1,6 @@
 """Merak's own examples, made small, run five steps with the native engine: only the import differs.
 
-`python tests/engine/merak_examples.py FOLDER [NAME ...]` takes the folder `examples` of Merak's source. Models are as small as
+`python -m tests.engine.merak_examples FOLDER [NAME ...]` takes the folder `examples` of Merak's source. Models are as small as
 `SIZES` and `MORE` say, with random weights and five steps; everything else stays as the script has it: its ranks, its lists for
 tensor ranks, its loss, its data set. What a script sets by Merak's names is counted by use: the arguments of `init`,
 `set_tp_layer_lists`, `DynamicGenDataset`, and of the trainer beside its model and data; what it assigns to the arguments; and the
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from merak_runs import flagged
-from pool import Pool, RankError
-from uses import WANTED, Use, different, other, table
 
 from bridge.translation.lift import lift
+from tests.engine.merak_runs import flagged
+from tests.engine.pool import Pool, RankError
+from tests.engine.uses import WANTED, Use, different, other, table
 
 STEPS = 5
 LARGEST = 8_000_000

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blocks import VOCAB, small
 from torch import Tensor, nn
+
+from tests.engine.blocks import VOCAB, small
 
 ROWS, STEPS = 2, 4
 
@@ -148,10 +149,10 @@ def other_kinds(
 ) -> dict[str, Any]:
     """Four steps of a model that is more than a row of blocks over words, with the samples that Merak makes."""
     from compat.merak.utils.datasets import DynamicGenDataset
-    from rows import small as kind
 
     import compat.merak as Merak
     from compat.merak.core.tensor_parallel.mp_attrs import set_tp_layer_lists
+    from tests.engine.rows import small as kind
 
     Merak.init(*shape)
     if shape[1] > 1:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dropin_scripts import config_of, module
 from torch import Tensor, nn
 
 from bridge.errors import BridgeError
+from tests.engine.dropin_scripts import config_of, module
 
 LAYERS = (8, 16, 16, 4)
 RULES = {

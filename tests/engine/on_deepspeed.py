@@ -1,6 +1,6 @@
 """Generated scripts that the engine refuses, on DeepSpeed itself: what it can do of them.
 
-`python tests/engine/on_deepspeed.py --first N --count N --world RANKS`, on CPUs and in fp32, which is what DeepSpeed asks for.
+`python -m tests.engine.on_deepspeed --first N --count N --world RANKS`, on CPUs and in fp32, which is what DeepSpeed asks for.
 """
 
 from __future__ import annotations
@@ -13,12 +13,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from generated_scripts import LEVELS, Engine, Played, Script, Side, drawn, kind_of, play, tried
-from oracles import real_deepspeed
-from pool import Pool
 from torch import Tensor
 
 from bridge.engine.comm import connect
+from tests.engine.generated_scripts import (
+    LEVELS,
+    Engine,
+    Played,
+    Script,
+    Side,
+    drawn,
+    kind_of,
+    play,
+    tried,
+)
+from tests.engine.oracles import real_deepspeed
+from tests.engine.pool import Pool
 
 
 class DeepSpeed(Engine):

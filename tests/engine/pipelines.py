@@ -1,6 +1,6 @@
 """Pipelines on real ranks: what each runs, every combination of them, and a script that runs them all.
 
-`python tests/engine/pipelines.py` runs every combination in fp64, fp32 and bf16 and prints the largest errors; a number format
+`python -m tests.engine.pipelines` runs every combination in fp64, fp32 and bf16 and prints the largest errors; a number format
 after it runs that one, and part of a name after that some of the combinations.
 """
 
@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from runs import (
+from torch import Tensor
+
+import compat
+from bridge.engine import initialize
+from bridge.engine.models.gpt import Architecture, mean_cross_entropy, sum_cross_entropy
+from bridge.engine.training import Training
+from bridge.layout.schedule.timeline import in_flight
+from bridge.plan.plan import Plan
+from bridge.translation.lift import lift
+from tests.engine.runs import (
     SHAPE,
     Case,
     Outcome,
@@ -29,15 +38,6 @@ from runs import (
     plain,
     trained,
 )
-from torch import Tensor
-
-import compat
-from bridge.engine import initialize
-from bridge.engine.models.gpt import Architecture, mean_cross_entropy, sum_cross_entropy
-from bridge.engine.training import Training
-from bridge.layout.schedule.timeline import in_flight
-from bridge.plan.plan import Plan
-from bridge.translation.lift import lift
 
 RATE = 0.3
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE}
@@ -418,7 +418,7 @@ def measured(pool: Any, case: Case, compute: str) -> float:
 
 def main(compute: str = "", part: str = "") -> None:
     """Run the combinations whose names contain `part`; exit with 1 if one is off."""
-    from pool import Pool
+    from tests.engine.pool import Pool
 
     pool, worst = Pool(4), 0.0
     for each in [compute] if compute else ["fp64", "fp32", "bf16"]:

@@ -21,6 +21,10 @@ AFTER_FAILURE = 10.0
 """Seconds that the other ranks get once one has failed: they may be waiting for it, or be about to say the same."""
 
 
+Run = Callable[..., list[Any]]
+"""`run(world, function, *arguments)`: the fixture of that name."""
+
+
 class RankError(Exception):
     """A call failed on some ranks; the message holds their tracebacks."""
 

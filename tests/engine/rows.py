@@ -1,7 +1,7 @@
 """Small models of transformers that are more than one row of blocks over words (encoders and decoders, two towers, encoders of
 images and sound, shared blocks), run in layers and compared with plain transformers in fp64.
 
-`python tests/engine/rows.py [NAME ...]` builds each with random weights and prints a table: its layers and rows, how far the
+`python -m tests.engine.rows [NAME ...]` builds each with random weights and prints a table: its layers and rows, how far the
 layers run one by one are from the model, and the largest error of losses and gradients in the first step of a training over two
 pipeline ranks in 1F1B, in interleaved stages, and over two data ranks at ZeRO 3.
 """
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from blocks import FP64, MICROBATCHES, RATE, Steps, errors, good
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -23,6 +22,7 @@ from bridge.engine.layers import Arguments
 from bridge.engine.models.blocks import Blocks
 from bridge.engine.models.cutting import cut_of
 from bridge.plan.plan import Plan
+from tests.engine.blocks import FP64, MICROBATCHES, RATE, Steps, errors, good
 
 WORDS, SIZE = 64, 32
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -290,7 +290,7 @@ def dropped(rank: int, world: int, name: str, values: Mapping[str, Any]) -> list
 
 def main(names: list[str]) -> int:
     """Print the table; 1 if anything is further away than wanted."""
-    from pool import Pool
+    from tests.engine.pool import Pool
 
     pool, failed = Pool(2), 0
     print(f"| model | layers | rows | one by one | {' | '.join(CASES)} |")

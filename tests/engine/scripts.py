@@ -2,7 +2,7 @@
 level of ZeRO. Only the import differs: `import deepspeed` becomes `import compat.deepspeed as deepspeed`, or the plain torch
 of `plain_deepspeed.py`.
 
-`python tests/engine/scripts.py [NAME ...]` prints a table: the largest relative difference of losses and norms in the first
+`python -m tests.engine.scripts [NAME ...]` prints a table: the largest relative difference of losses and norms in the first
 step and in all, of final weights, and what a script notes itself; `refused` with the reason, where a script says it must be.
 """
 
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pool import Pool
 from torch import Tensor
 
 from bridge.errors import BridgeError
+from tests.engine.pool import Pool
 
 FOLDER = Path(__file__).parent / "scripts"
 RANKS, LEVELS, STEPS = 2, (0, 1, 2, 3), 3
@@ -156,7 +156,7 @@ def plain(name: str, folder: Path) -> Run:
     run = Run(0, 1, 0, folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loaded(name, "plain_deepspeed").main(run)
+        loaded(name, "tests.engine.plain_deepspeed").main(run)
     return run
 
 
@@ -262,7 +262,7 @@ def compared(
 
 def expected_of(name: str) -> tuple[str | None, tuple[float, float]]:
     """The reason for which a script says that it is refused, and how far it may be from plain torch."""
-    module = loaded(name, "plain_deepspeed")
+    module = loaded(name, "tests.engine.plain_deepspeed")
     return getattr(module, "REFUSED", None), getattr(module, "TOLERANCE", TOLERANCE)
 
 

@@ -1,6 +1,6 @@
 """Ten launches, converted with --script and started as they were written: five steps on DeepSpeed, and five on Megatron-Core.
 
-    python tests/engine/started.py [NAME ...] [--stack deepspeed|megatron] [--folder FOLDER] [--resumed]
+    python -m tests.engine.started [NAME ...] [--stack deepspeed|megatron] [--folder FOLDER] [--resumed]
 
 Prints a row for every launch and stack; with --resumed also how far the last losses of DeepSpeed's script are from those of one
 that was ended after three steps and started again. Megatron-LM's pretrain_gpt.py is not among Python's packages: in its place
@@ -26,9 +26,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from pool import free_port
-
 from bridge.cli import run as stagebridge
+from tests.engine.pool import free_port
 
 ROOT = Path(__file__).parents[2]
 STEPS, ENDED, RANKS, VOCABULARY, LIMIT = 5, 3, 2, 256, 400

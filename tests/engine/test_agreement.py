@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dropin_scripts import Model, config_of
-from runs import Case, model_of
 from torch import nn
 
 import bridge.engine.agreement
@@ -15,6 +13,8 @@ from bridge.engine import initialize
 from bridge.engine.training import Training
 from bridge.errors import ConfigError
 from bridge.plan.plan import Plan
+from tests.engine.dropin_scripts import Model, config_of
+from tests.engine.runs import Case, model_of
 
 BASE = {"optimizer.lr": 1e-3, "batch.micro": 2, "zero.stage": 1}
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Run
 from torch import Tensor, nn
 
 import bridge.engine
 import compat.deepspeed as deepspeed
 from bridge.engine.runner import Engine
 from bridge.plan.plan import Plan
+from tests.engine.pool import Run
 
 WIDTH, BLOCKS = 8, 8
 

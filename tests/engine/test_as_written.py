@@ -14,13 +14,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from generated_scripts import OPTIMIZERS, Script, drawn, on_rank, outcome
 from torch import Tensor, nn
 
 import compat.deepspeed as deepspeed
 from bridge.engine import comm, initialize
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
+from tests.engine.generated_scripts import OPTIMIZERS, Script, drawn, on_rank, outcome
 
 SUITE = 20
 

@@ -9,10 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import automodel_runs
 import pytest
 import torch
-from automodel_runs import (
+
+import compat.automodel
+from bridge.cli import run as stagebridge
+from bridge.errors import ConfigError
+from bridge.files import load
+from tests.engine import automodel_runs
+from tests.engine.automodel_runs import (
     RATE,
     criterion,
     evaluated,
@@ -23,13 +28,8 @@ from automodel_runs import (
     scripted,
     words,
 )
-from blocks import small
-from conftest import Run
-
-import compat.automodel
-from bridge.cli import run as stagebridge
-from bridge.errors import ConfigError
-from bridge.files import load
+from tests.engine.blocks import small
+from tests.engine.pool import Run
 
 pytest.importorskip("transformers")
 

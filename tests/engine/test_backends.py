@@ -6,13 +6,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from backends import SHAPE, against_native, held
 
 import bridge
 import compat
 from bridge.engine.models.gpt import GPT
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
+from tests.engine.backends import SHAPE, against_native, held
 
 pytestmark = pytest.mark.usefixtures("foreign")
 REAL = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

@@ -12,22 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from amounts import LONG
-from blocks import (
-    CASES,
-    STEPS,
-    VOCAB,
-    batches,
-    errors,
-    good,
-    in_ranks,
-    need_parts_of_stacks,
-    one_by_one,
-    plain,
-    small,
-)
-from conftest import Run
-from pool import RankError
 from torch import nn
 
 import compat.deepspeed
@@ -42,6 +26,21 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
 from bridge.trace.desync import Policy
 from bridge.trace.plugin import same_run
+from tests.common.amounts import LONG
+from tests.engine.blocks import (
+    CASES,
+    STEPS,
+    VOCAB,
+    batches,
+    errors,
+    good,
+    in_ranks,
+    need_parts_of_stacks,
+    one_by_one,
+    plain,
+    small,
+)
+from tests.engine.pool import RankError, Run
 
 pytest.importorskip("transformers")
 

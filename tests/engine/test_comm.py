@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from counts import gathered, reduced
 
 from bridge.layout.traffic import Traffic
+from tests.engine.counts import gathered, reduced
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -12,8 +12,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from dropin_scripts import module
-from test_fp16 import allowed, weights
 from torch import Tensor, nn
 
 from bridge.engine import initialize
@@ -21,6 +19,8 @@ from bridge.engine.formats import TORCH
 from bridge.layout.shard import BYTES
 from bridge.stack import registry
 from bridge.translation.lift import lift
+from tests.engine.dropin_scripts import module
+from tests.engine.test_fp16 import allowed, weights
 
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed"

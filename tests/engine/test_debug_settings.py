@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import Case, model_of
 from torch import nn
-from traces import drifted, logged
 
 import bridge
 import compat
@@ -20,6 +18,8 @@ from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.plan.plan import Debug, Plan
 from bridge.trace.run import LoggedTensor, TracedRun
 from bridge.trace.summary import sample_indices
+from tests.engine.runs import Case, model_of
+from tests.trace.traces import drifted, logged
 
 Ranks = Callable[..., list[Any]]
 
@@ -55,7 +55,7 @@ def weights(found: list[LoggedTensor]) -> dict[tuple[int, str], LoggedTensor]:
     return {(entry.name.step, f"{entry.name.layer}.{entry.name.tensor}"): entry for entry in found}
 
 
-def expected_at(values: torch.Tensor, entry: LoggedTensor) -> None:
+def assert_logged_at(values: torch.Tensor, entry: LoggedTensor) -> None:
     """The samples of `entry` are those of `values`."""
     assert entry.samples is not None
     assert torch.equal(entry.samples, values.reshape(-1)[sample_indices(entry.shape, 5)])
@@ -99,7 +99,7 @@ def test_param_init(run: Ranks, tmp_path: Path) -> None:
     found, model = weights(entries(tmp_path / "run")), dict(model_of(case).named_parameters())
     assert set(found) == {(0, name) for name in model}
     for (_, name), entry in found.items():
-        expected_at(model[name].detach(), entry)
+        assert_logged_at(model[name].detach(), entry)
 
 
 def test_param_update(run: Ranks, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_param_update(run: Ranks, tmp_path: Path) -> None:
     found = weights(entries(tmp_path / "run"))
     assert set(found) == {(step, name) for step in (1, 2) for name in final}
     for name, weight in final.items():
-        expected_at(weight, found[2, name])
+        assert_logged_at(weight, found[2, name])
 
 
 def test_all_param_gradients(run: Ranks, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Case
 from safetensors.torch import load_file
-from traces import checked, failing, wavering
 
 from bridge.trace.desync import Policy
+from tests.engine.runs import Case
+from tests.trace.traces import checked, failing, wavering
 
 Ranks = Callable[..., list[Any]]
 

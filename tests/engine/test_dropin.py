@@ -14,14 +14,22 @@ from typing import Any
 
 import pytest
 import torch
-from dropin_scripts import Model, by_batches, config_of, exported, loaded, resumed, script
-from runs import Shared
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import compat.deepspeed
 from bridge.errors import BridgeError
 from compat.deepspeed.runtime.schedulers import scheduler
+from tests.engine.dropin_scripts import (
+    Model,
+    by_batches,
+    config_of,
+    exported,
+    loaded,
+    resumed,
+    script,
+)
+from tests.engine.runs import Shared
 
 SIX_DIGITS = 1e-6
 needs_deepspeed = pytest.mark.skipif(
@@ -29,7 +37,9 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-def compared(run: Any, config: dict[str, Any], way: str, folder: Path, **steps: int) -> None:
+def assert_equal_runs(
+    run: Any, config: dict[str, Any], way: str, folder: Path, **steps: int
+) -> None:
     """Run the script with both and compare all that it saw."""
     theirs, ours = (
         run(2, script, name, config, way, folder, *steps.values())
@@ -52,7 +62,7 @@ def compared(run: Any, config: dict[str, Any], way: str, folder: Path, **steps: 
 @needs_deepspeed
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_the_same_script_with_another_import(run: Any, tmp_path: Path, level: int) -> None:
-    compared(run, config_of(level), "config", tmp_path)
+    assert_equal_runs(run, config_of(level), "config", tmp_path)
 
 
 @needs_deepspeed
@@ -63,7 +73,7 @@ def test_the_same_script_with_another_import(run: Any, tmp_path: Path, level: in
 def test_every_way_to_give_config_parameters_optimizer_and_scheduler(
     run: Any, tmp_path: Path, way: str, level: int
 ) -> None:
-    compared(run, config_of(level), way, tmp_path, steps=6)
+    assert_equal_runs(run, config_of(level), way, tmp_path, steps=6)
 
 
 @needs_deepspeed

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Run
 from torch import Tensor, nn
 
 import compat.deepspeed as deepspeed
 from bridge.engine.layers import HOOKS
 from bridge.errors import BridgeError
+from tests.engine.pool import Run
 
 LEVELS = pytest.mark.parametrize("level", [0, 2, 3])
 KINDS = (*HOOKS, "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")

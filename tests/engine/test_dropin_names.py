@@ -14,34 +14,33 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Run
-from names import RULES, around, asked, early, piped, refused, said
-from pool import Pool, free_port
 
 import compat.deepspeed
 from bridge.errors import BridgeError
 from compat.deepspeed.names import ABSENT, ENTRIES, MODULES, Absent, names_of
+from tests.engine.names import RULES, around, asked, early, piped, refused, said
+from tests.engine.pool import Pool, Run, free_port
 
 pytestmark = pytest.mark.usefixtures("foreign")
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
 )
 USES: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "deepspeed" / "uses.json").read_text()
+    (Path(__file__).parents[1] / "stacks" / "deepspeed" / "uses.json").read_text()
 )
 FREQUENT = 10
 
 
-def close(found: Any, expected: Any, place: str = "") -> None:
+def assert_close(found: Any, expected: Any, place: str = "") -> None:
     """Equal to six digits, whatever they are made of."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), place
         for key in expected:
-            close(found[key], expected[key], f"{place}.{key}")
+            assert_close(found[key], expected[key], f"{place}.{key}")
     elif isinstance(expected, list | tuple):
         assert len(found) == len(expected), place
         for number, value in enumerate(expected):
-            close(found[number], value, f"{place}[{number}]")
+            assert_close(found[number], value, f"{place}[{number}]")
     elif isinstance(expected, float):
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-6), place
     else:
@@ -56,7 +55,7 @@ def test_parts_of_a_run_are_read_and_written_as_by_deepspeed(
     ours, theirs = (run(2, asked, name, level) for name in ("compat", "deepspeed"))
     if level == 3:
         pools[2].close()  # where DeepSpeed has put its own functions into torch
-    close(ours, theirs)
+    assert_close(ours, theirs)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,7 @@ def test_what_is_read_around_steps_and_loads_is_deepspeeds(
             (one[0], *its[1:]) if isinstance(its, tuple) else its
             for one, its in zip(ours, theirs, strict=True)
         ]
-    close(ours, theirs)
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("level", range(4))
@@ -128,14 +127,14 @@ def test_an_optimizer_shows_no_empty_state_while_the_engine_has_it(level: int) -
 @needs_deepspeed
 def test_modules_beside_the_engine_answer_as_deepspeeds(run: Run, tmp_path: Path) -> None:
     theirs, ours = (run(2, said, name, tmp_path) for name in ("deepspeed", "compat"))
-    close(ours, theirs)
+    assert_close(ours, theirs)
 
 
 @needs_deepspeed
 @pytest.mark.parametrize("stages", [1, 2])
 def test_pipelines_of_specs_and_ties_give_deepspeeds_losses(run: Run, stages: int) -> None:
     theirs, ours = (run(2, piped, name, stages) for name in ("deepspeed", "compat"))
-    close(ours, theirs)
+    assert_close(ours, theirs)
 
 
 def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
@@ -365,8 +364,9 @@ def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
     reason="accelerate is not installed",
 )
 def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Path) -> None:
-    from trainer import Rows, generated, logged, trainer, write_first
     from transformers import AutoModelForCausalLM
+
+    from tests.engine.trainer import Rows, generated, logged, trainer, write_first
 
     write_first(tmp_path)
     script, port = Path(__file__).parent / "trainer.py", str(free_port())
@@ -390,8 +390,8 @@ def test_a_trainer_of_transformers_runs_on_the_engine_by_one_switch(tmp_path: Pa
     alone.train()
     outputs = [process.communicate()[0] for process in started]
     found = json.loads(outputs[0].splitlines()[-1])
-    close(found["steps"][:2], [list(step) for step in logged(alone)[:2]])
-    close(found["resumed"], found["steps"])
+    assert_close(found["steps"][:2], [list(step) for step in logged(alone)[:2]])
+    assert_close(found["resumed"], found["steps"])
     assert found["evaluated"] < alone.evaluate(Rows())["eval_loss"] + 0.1
     saved = AutoModelForCausalLM.from_pretrained(str(tmp_path / "saved"))
     assert found["generated"] == generated(saved)

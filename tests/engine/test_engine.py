@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from runs import (
+from torch import nn
+
+import bridge.engine
+from bridge.engine.layers import chain_of, facts
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
+from bridge.errors import BridgeError, ConfigError
+from bridge.layout import partition
+from bridge.layout.pipeline import Pipeline
+from bridge.plan.plan import Model, Plan
+from tests.engine.runs import (
     SHAPE,
     Case,
     determined,
@@ -21,15 +30,6 @@ from runs import (
     plain,
     trained,
 )
-from torch import nn
-
-import bridge.engine
-from bridge.engine.layers import chain_of, facts
-from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
-from bridge.errors import BridgeError, ConfigError
-from bridge.layout import partition
-from bridge.layout.pipeline import Pipeline
-from bridge.plan.plan import Model, Plan
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
 ADAMW = {

@@ -277,10 +277,10 @@ def settings() -> Iterator[Case]:
 
 def test_no_setting_of_a_recipe_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    check(answers(settings(), recipe, WITHOUT))
+    assert_heard(answers(settings(), recipe, WITHOUT))
 
 
-def check(found: Iterator[tuple[str, Any, str]]) -> None:
+def assert_heard(found: Iterator[tuple[str, Any, str]]) -> None:
     """Hold that something was tried, and that every setting had an answer."""
     seen = list(found)
     assert seen
@@ -308,10 +308,9 @@ def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def trained(values: Mapping[str, Any]) -> tuple[Any, set[str]]:
     """The lines and files of a run of Merak's trainer, or None if it stops; and what findings name."""
-    from blocks import small
-    from merak_runs import Rows
-
     import compat.merak as Merak
+    from tests.engine.blocks import small
+    from tests.engine.merak_runs import Rows
 
     Merak.init(1, 1, 1)
     try:
@@ -381,7 +380,7 @@ def arguments() -> Iterator[Case]:
 
 def test_no_argument_of_merak_s_trainer_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    check(answers(arguments(), trained, MERAK_WITHOUT))
+    assert_heard(answers(arguments(), trained, MERAK_WITHOUT))
 
 
 # DeepSpeed's file
@@ -558,7 +557,7 @@ KEY_WITHOUT: Mapping[str, str] = {
 
 
 def test_no_key_of_a_file_is_silent_on_the_drop_in() -> None:
-    check(answers(keys(), key_lines, KEY_WITHOUT, before_too=True))
+    assert_heard(answers(keys(), key_lines, KEY_WITHOUT, before_too=True))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool import free_port
 
 from bridge.cli import run as stagebridge
+from tests.engine.pool import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed"
 FSDP = "--use-megatron-fsdp --use-distributed-optimizer --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion"

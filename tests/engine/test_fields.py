@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from counts import counted
-from runs import Case, plain, trained
 from torch import nn
 
 import bridge.engine
@@ -20,6 +18,8 @@ from bridge.errors import ConfigError
 from bridge.layout.traffic import AGREED
 from bridge.plan.plan import Plan
 from bridge.stack.rules import Effect
+from tests.engine.counts import counted
+from tests.engine.runs import Case, plain, trained
 
 BASE = {
     "model.layers": 2,

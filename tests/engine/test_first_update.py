@@ -24,7 +24,9 @@ from bridge.translation.diff import compare
 UPDATES = 13
 RECORDED = [
     json.loads(line)
-    for line in (Path(__file__).parents[1] / "fast_llm" / "rates.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parents[1] / "stacks" / "fast_llm" / "rates.jsonl")
+    .read_text()
+    .splitlines()
 ]
 """Learning rates that Fast-LLM's optimizer told of its updates (7d61a1ba; engine/optimizer/optimizer.py: step)."""
 

@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from dropin_scripts import module
 from torch import Tensor, nn
+
+from tests.engine.dropin_scripts import module
 
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool import PATIENCE, free_port
+
+from tests.engine.pool import PATIENCE, free_port
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,

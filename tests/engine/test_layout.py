@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counts import live
-from runs import SHAPE
 
 from bridge.cli import run as cli
 from bridge.layout.architecture import Architecture
 from bridge.layout.outline import Outline
 from bridge.plan.plan import Plan
+from tests.engine.counts import live
+from tests.engine.runs import SHAPE
 
 PLAIN = {"batch.micro": 2, "optimizer.lr": 0.01}
 SHAPES = {

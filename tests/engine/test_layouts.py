@@ -1,7 +1,7 @@
 """Losses, gradients, bytes and calls of every layout are those of one process: a pairwise sample, and all of them on request.
 
 `STAGEBRIDGE_ALL_LAYOUTS=1 pytest -s tests/engine/test_layouts.py` runs all and says the largest distance seen;
-`python tests/engine/layouts.py` does so with progress.
+`python -m tests.engine.layouts` does so with progress.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from layouts import OPTIMIZERS, Setting, distances, everything, pairwise
+
+from tests.engine.layouts import OPTIMIZERS, Setting, distances, everything, pairwise
 
 
 def furthest(run: Any, settings: Iterable[Setting], optimizer: str) -> float:

@@ -1,6 +1,6 @@
 """Small models of translated configs give the logits of transformers: on Megatron-Core, and dense ones on the native engine.
 
-The whole of it, over real configs, is `python tests/engine/logits.py ROWS.jsonl`.
+The whole of it, over real configs, is `python -m tests.engine.logits ROWS.jsonl`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pytest
 if find_spec("megatron") is None or find_spec("transformers") is None:
     pytest.skip("Megatron-Core or transformers is not installed", allow_module_level=True)
 
-import logits
 import torch
 
 import bridge.engine
@@ -25,6 +24,7 @@ from bridge.errors import ConfigError
 from bridge.plan.model import Model
 from bridge.plan.plan import Plan
 from compat.megatron.runtime.cpu import quiet
+from tests.engine import logits
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SIZES: dict[str, Any] = {

@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+
+from tests.engine.pool import Pool
 
 if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is not installed", allow_module_level=True)
-
-from megatron_runs import GATED, LEARNED, Found, case_of, on_engine, on_megatron
-from runs import Case
 
 from bridge.cli import run as stagebridge
 from bridge.engine import initialize
@@ -39,6 +37,8 @@ from compat.megatron.dialect import DIALECT
 from compat.megatron.runtime import cpu
 from compat.megatron.runtime.backend import BACKEND, architecture
 from compat.megatron.runtime.weights import Share, pieces
+from tests.engine.megatron_runs import GATED, LEARNED, Found, case_of, on_engine, on_megatron
+from tests.engine.runs import Case
 
 pytestmark = pytest.mark.usefixtures("foreign")
 EVEN = replace(GATED, norm="layer", hidden=64, ffn=128, vocab=128, layers=2)
@@ -125,7 +125,7 @@ def engine(pools: dict[int, Pool]) -> dict[str, Ranks]:
     return results(pools, on_engine, {**PIPED, **BYTES})
 
 
-def close(one: Found, other: Found) -> None:
+def assert_close(one: Found, other: Found) -> None:
     """Equal up to rounding in fp32."""
     assert one.losses == pytest.approx(other.losses, rel=1e-5)
     assert one.norms == pytest.approx(other.norms, rel=1e-5)
@@ -136,7 +136,7 @@ def close(one: Found, other: Found) -> None:
 
 def test_one_rank(alone: dict[Any, tuple[Found, Found]]) -> None:
     for found, native in alone.values():
-        close(found, native)
+        assert_close(found, native)
         assert found.losses[0] != pytest.approx(found.losses[-1], rel=1e-3), "weights change"
 
 
@@ -147,7 +147,7 @@ def test_split_runs_equal_one_rank(
     for found in megatron[name]:
         assert found.losses == megatron[name][0].losses, "ranks agree"
         for one in alone[CASES[name][1].shape]:
-            close(found, one)
+            assert_close(found, one)
 
 
 @pytest.mark.parametrize("name", PIPED)
@@ -155,7 +155,7 @@ def test_its_schedules_equal_those_of_the_engine(
     name: str, megatron: dict[str, Ranks], engine: dict[str, Ranks]
 ) -> None:
     for found, native in zip(megatron[name], engine[name], strict=True):
-        close(found, native)
+        assert_close(found, native)
 
 
 LAYERS = tuple(f"linear_{name}.weight" for name in ("qkv", "proj", "fc1", "fc2"))

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from blocks import small
-from conftest import Run
-from merak_runs import Rows, arguments, flagged, limited, other_kinds, plain, trained
 
 import compat.merak
 from bridge.errors import BridgeError, ConfigError
+from tests.engine.blocks import small
+from tests.engine.merak_runs import Rows, arguments, flagged, limited, other_kinds, plain, trained
+from tests.engine.pool import Run
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

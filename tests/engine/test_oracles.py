@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import BUILDERS, Task, batch_of, losses
-from pool import Pool
+
+from tests.engine.oracles import BUILDERS, Task, batch_of, losses
+from tests.engine.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task()

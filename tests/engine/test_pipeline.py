@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import (
+
+import bridge.engine
+from bridge.engine.environment import Environment
+from bridge.engine.models.gpt import mean_cross_entropy
+from bridge.errors import BridgeError, ConfigError
+from bridge.layout.pipeline import by_names
+from bridge.layout.schedule import Schedule, ScheduleShape, generate_schedule, prove_schedule
+from bridge.layout.schedule.table import schedule_to_csv
+from bridge.plan.plan import Plan
+from tests.engine.pipelines import (
     ADAMW,
     DEEP,
     FULL,
@@ -35,17 +44,8 @@ from pipelines import (
     rounded,
     unequal,
 )
-from pool import PATIENCE, free_port
-from runs import Case, Outcome, plain, trained
-
-import bridge.engine
-from bridge.engine.environment import Environment
-from bridge.engine.models.gpt import mean_cross_entropy
-from bridge.errors import BridgeError, ConfigError
-from bridge.layout.pipeline import by_names
-from bridge.layout.schedule import Schedule, ScheduleShape, generate_schedule, prove_schedule
-from bridge.layout.schedule.table import schedule_to_csv
-from bridge.plan.plan import Plan
+from tests.engine.pool import PATIENCE, free_port
+from tests.engine.runs import Case, Outcome, plain, trained
 
 CASES = dict(combinations())
 SAMPLE = (
@@ -57,7 +57,7 @@ SAMPLE = (
     "critical path; pp4; ZeRO 0, all buffers",
     "zero bubble v, recomputed; pp2 tp2; ZeRO 3, one buffer",
 )
-"""`python tests/engine/pipelines.py` runs all of them."""
+"""`python -m tests.engine.pipelines` runs all of them."""
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -225,8 +225,8 @@ def test_what_the_checker_passes_ends_well_and_loses_nothing(
 
 
 def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
-    port, here = str(free_port()), Path(__file__).parent
-    script = f"import sys; sys.path.insert(0, {str(here)!r}); from pathlib import Path; import pipelines; "
+    port, here = str(free_port()), Path(__file__).parents[2]
+    script = f"import sys; sys.path.append({str(here)!r}); from pathlib import Path; from tests.engine import pipelines; "
     command = [sys.executable, "-c", script + f"pipelines.endless(Path({str(tmp_path)!r}))"]
     launched = {
         **os.environ,

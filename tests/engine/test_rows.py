@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from blocks import errors, good
-from conftest import Run
-from rows import CASES, batches, dropped, in_ranks, one_by_one, plain, probe, small, wide
 from torch import nn
 
 from bridge.engine import initialize
@@ -18,6 +15,19 @@ from bridge.engine.models.cutting import Uncut, cut_of
 from bridge.engine.models.slicing import slice_model
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan.plan import Plan
+from tests.engine.blocks import errors, good
+from tests.engine.pool import Run
+from tests.engine.rows import (
+    CASES,
+    batches,
+    dropped,
+    in_ranks,
+    one_by_one,
+    plain,
+    probe,
+    small,
+    wide,
+)
 
 pytest.importorskip("transformers")
 

@@ -9,7 +9,17 @@ from functools import cache
 from typing import Any
 
 import pytest
-from runs import SHAPE, Case, Outcome, distance, forwards_first, plain, trained, trained_all
+
+from tests.engine.runs import (
+    SHAPE,
+    Case,
+    Outcome,
+    distance,
+    forwards_first,
+    plain,
+    trained,
+    trained_all,
+)
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3}
 ADAMW = {
@@ -58,7 +68,7 @@ def reference(name: str, padded: bool = False, frozen: tuple[str, ...] = ()) -> 
     return plain(Case(OPTIMIZERS[name], batch=16, padded=padded, frozen=frozen))
 
 
-def agree(found: Outcome, expected: Outcome, tolerance: float) -> None:
+def assert_agree(found: Outcome, expected: Outcome, tolerance: float) -> None:
     """Losses, norms and changes of weights agree; bytes and traffic are as predicted."""
     assert found.losses == pytest.approx(expected.losses, rel=tolerance)
     assert found.norms == pytest.approx(expected.norms, rel=tolerance)
@@ -77,7 +87,7 @@ def test_sgd_on_four_ranks(run: Any, zero: tuple[int, int | None, int | None]) -
     ]
     for outcomes in run(4, trained_all, cases):
         for outcome in outcomes:
-            agree(outcome, reference("sgd"), 1e-9)
+            assert_agree(outcome, reference("sgd"), 1e-9)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -89,13 +99,13 @@ def test_adamw_with_clipping(
         world, trained_all, [Case(plan(ADAMW, zero, number), batch=16) for number in (1, 4)]
     ):
         for outcome in outcomes:
-            agree(outcome, reference("adamw"), 1e-7)
+            assert_agree(outcome, reference("adamw"), 1e-7)
 
 
 @pytest.mark.parametrize("zero", ZERO[:4], ids=lambda zero: "-".join(map(str, zero)))
 def test_lion(run: Any, zero: tuple[int, int | None, int | None]) -> None:
     for outcome in run(2, trained, Case(plan(LION, zero, 4), batch=16)):
-        agree(outcome, reference("lion"), 1e-7)
+        assert_agree(outcome, reference("lion"), 1e-7)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -106,7 +116,7 @@ def test_unequal_microbatches_count_by_token(
 ) -> None:
     values = {**plan(SGD, (level, None, None), accumulation), "loss": "per_token"}
     for outcome in run(world, trained, Case(values, batch=16, padded=True)):
-        agree(outcome, reference("sgd", padded=True), 1e-9)
+        assert_agree(outcome, reference("sgd", padded=True), 1e-9)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -122,7 +132,7 @@ def test_frozen_parameters(
         still = {name for name, change in expected.change.items() if not change.any()}
         assert still and all(not outcome.change[name].any() for name in still)
         moving = {name: change for name, change in expected.change.items() if name not in still}
-        agree(
+        assert_agree(
             replace(outcome, change={name: outcome.change[name] for name in moving}),
             replace(expected, change=moving),
             1e-7,
@@ -155,7 +165,7 @@ SHAPES = {
 def test_other_shapes(run: Any, shape: Any, level: int) -> None:
     case = Case(plan(SGD, (level, None, None), 2), shape, batch=16)
     for outcome in run(2, trained, case):
-        agree(outcome, plain(case), 1e-9)
+        assert_agree(outcome, plain(case), 1e-9)
 
 
 @pytest.mark.parametrize("size", [0.5, 1.5, 2, 5])
@@ -165,7 +175,7 @@ def test_any_number_of_layers_in_a_stage(
 ) -> None:
     values = {**plan(SGD, zero, 2), "stages.rule": "carry", "stages.layers_per_stage": size}
     for outcome in run(2, trained, Case(values, batch=16)):
-        agree(outcome, reference("sgd"), 1e-9)
+        assert_agree(outcome, reference("sgd"), 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -181,4 +191,4 @@ def test_any_number_of_layers_in_a_stage(
 def test_ways_to_recompute(run: Any, recompute: dict[str, Any]) -> None:
     values = {**plan(SGD, (3, None, None), 2), **recompute, "stages.layers_per_stage": 2}
     for outcome in run(2, trained, Case(values, batch=16)):
-        agree(outcome, reference("sgd"), 1e-9)
+        assert_agree(outcome, reference("sgd"), 1e-9)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pool import Pool
-from scripts import RANKS, TOLERANCE, compared, expected_of, good, names
+
+from tests.engine.pool import Pool
+from tests.engine.scripts import RANKS, TOLERANCE, compared, expected_of, good, names
 
 SAMPLE = (
     "accumulation",

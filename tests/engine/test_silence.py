@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from dropin_scripts import Numbers, config_of
-from pool import free_port
-from runs import Case, microbatches, model_of
 from torch import nn
 
 import bridge
@@ -26,6 +23,9 @@ from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.runner import DataEnded, Engine
 from bridge.errors import BridgeError
 from bridge.plan.plan import Plan
+from tests.engine.dropin_scripts import Numbers, config_of
+from tests.engine.pool import free_port
+from tests.engine.runs import Case, microbatches, model_of
 
 PLAN = {
     "precision.compute": "fp64",

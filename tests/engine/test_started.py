@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from started import COURSE, SIZES, started
 
 from bridge.cli import run
+from tests.engine.started import COURSE, SIZES, started
 
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core")

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from runs import (
+
+from bridge.engine.randomness import Keyed, draw_apart, draw_together, scope, seed_generators
+from bridge.errors import ConfigError
+from bridge.layout.tensor import TensorPlan, cut_range
+from tests.engine.runs import (
     SHAPE,
     Case,
     Outcome,
@@ -22,10 +26,6 @@ from runs import (
     trained_all,
     whole_logits,
 )
-
-from bridge.engine.randomness import Keyed, draw_apart, draw_together, scope, seed_generators
-from bridge.errors import ConfigError
-from bridge.layout.tensor import TensorPlan, cut_range
 
 SGD = {
     "precision.compute": "fp64",
@@ -49,7 +49,7 @@ def reference(shape: str) -> Outcome:
     return plain(Case(SGD, SHAPES[shape]))
 
 
-def agree(found: Outcome, expected: Outcome) -> None:
+def assert_agree(found: Outcome, expected: Outcome) -> None:
     """Losses, norms and changes agree to 1e-9; bytes and calls are as predicted."""
     assert found.losses == pytest.approx(expected.losses, rel=1e-9)
     assert found.norms == pytest.approx(expected.norms, rel=1e-9)
@@ -74,7 +74,7 @@ def test_other_shapes(run: Any, shape: str, world: int, tensor: int, sequence: b
     ]
     for outcomes in run(world, trained_all, cases):
         for outcome in outcomes:
-            agree(outcome, reference(shape))
+            assert_agree(outcome, reference(shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -87,7 +87,7 @@ def test_four_ranks_split_by_tokens(run: Any, shape: str) -> None:
     ]
     for outcomes in run(4, trained_all, cases):
         for outcome in outcomes:
-            agree(outcome, plain(cases[0]))
+            assert_agree(outcome, plain(cases[0]))
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -113,7 +113,7 @@ def test_either_order_of_ranks(run: Any, order: str) -> None:
         "batch.accumulation": 2,
     }
     for outcome in run(4, trained, Case(values)):
-        agree(outcome, reference("grouped, tied"))
+        assert_agree(outcome, reference("grouped, tied"))
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -127,7 +127,7 @@ def test_unequal_sequences_count_by_token(run: Any, sequence: bool) -> None:
     }
     case = Case(values, padded=True)
     for outcome in run(4, trained, case):
-        agree(outcome, plain(case))
+        assert_agree(outcome, plain(case))
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -204,7 +204,7 @@ def test_the_row_of_the_padding_token_gets_no_gradient_as_an_input(
     case = Case({**SGD, "parallel.tensor": 2}, replace(SHAPE, tied=tied), padding=row)
     expected = plain(case)
     for outcome in run(2, trained, case):
-        agree(outcome, expected)
+        assert_agree(outcome, expected)
         # A tied row has a gradient as an output.
         assert bool(outcome.change["embedding.tokens.weight"][row].any()) == tied
 

@@ -9,11 +9,11 @@ from io import StringIO
 
 import pytest
 import torch
-from conftest import Run
 from torch import Tensor, nn
 
 from bridge.engine import initialize
 from bridge.plan.plan import Plan
+from tests.engine.pool import Run
 
 LINE = re.compile(r"rank (\d): step (\d): ([\d.]+) ms(?: \(mean of (\d) steps\))?: (.*)")
 NAP = 0.03

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import alone
-from runs import distance
-from torch_pipelines import CASE, pipelining, split_backward
+
+from tests.engine.pipelines import alone
+from tests.engine.runs import distance
+from tests.engine.torch_pipelines import CASE, pipelining, split_backward
 
 pytestmark = pytest.mark.usefixtures("foreign")
 to_itself = pytest.mark.skipif(

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytest.importorskip("deepspeed")
 
-from trainer_scripts import LEVELS, NEEDS, SCRIPTS, available, compared
+from tests.engine.trainer_scripts import LEVELS, NEEDS, SCRIPTS, available, compared
 
 EVERY = bool(os.environ.get("STAGEBRIDGE_EVERY"))
 SAMPLE = (

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from runs import Case, data_order
 
 import compat
 from bridge.cli import run as cli
@@ -21,6 +20,7 @@ from bridge.engine.training import Training
 from bridge.errors import SourceError
 from bridge.layout.pipeline import Pipeline
 from bridge.plan.plan import Plan
+from tests.engine.runs import Case, data_order
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipelines import DEEP, RATE, SGD
-from runs import Case, global_batch, microbatches, model_of
 from torch import Tensor, nn
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.layout.schedule.table import schedule_to_csv
 from bridge.plan.plan import Plan
+from tests.engine.pipelines import DEEP, RATE, SGD
+from tests.engine.runs import Case, global_batch, microbatches, model_of
 
 CASE = Case(SGD, replace(DEEP, tied=False), batch=8)
 

@@ -1,7 +1,7 @@
 """Scripts of transformers' Trainer, accelerate, peft and trl as people write them, on DeepSpeed itself and on the drop-in:
 nothing but what `import deepspeed` finds differs.
 
-`python tests/engine/trainer_scripts.py [--ranks N] [NAME ...]` runs each at ZeRO 0 to 3 on both, and prints a table: the
+`python -m tests.engine.trainer_scripts [--ranks N] [NAME ...]` runs each at ZeRO 0 to 3 on both, and prints a table: the
 largest difference of numbers and of final weights, or what was refused.
 """
 
@@ -1285,7 +1285,7 @@ def rank_of(whose: str, level: int, folder: Path, name: str, shared: Mapping[str
 
 def run_all(whose: str, ranks: int, folder: Path, cases: Sequence[str]) -> None:
     """Run scripts (`LEVEL:NAME`) one after the other, each in processes that begin after the imports."""
-    from pool import free_port
+    from tests.engine.pool import free_port
 
     begin(whose)
     spawn = multiprocessing.get_context("fork")
@@ -1330,7 +1330,7 @@ def compared(
         "HF_DATASETS_CACHE": str(folder / "datasets"),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
     }
-    command = [sys.executable, __file__, "run"]
+    command = [sys.executable, "-m", "tests.engine.trainer_scripts", "run"]
     both = [
         subprocess.Popen(
             [*command, whose, str(ranks), str(folder), *words], env={**os.environ, **shared}

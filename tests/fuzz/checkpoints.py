@@ -9,13 +9,13 @@ from random import Random
 from typing import Any
 
 import torch
-from exercise import Tally
-from folders import Folder
 
 from bridge.checkpoint import digests, stored_parts
 from bridge.checkpoint.folder_lock import Saving, find_folder
 from bridge.checkpoint.native_format import Checkpoint, file_of
 from bridge.checkpoint.stored_parts import LocalBox
+from tests.fuzz.exercise import Tally
+from tests.fuzz.folders import Folder
 
 RANKS = 2
 STATE = {

@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 import torch
-from exercise import Tally
 from safetensors.torch import save_file
 
 from bridge.checkpoint import formats, interface, renaming
@@ -23,6 +22,7 @@ from bridge.checkpoint.hub import Hub, Model
 from bridge.cli import run
 from bridge.stack import registry
 from bridge.translation.translate import translate
+from tests.fuzz.exercise import Tally
 
 TRUE: dict[str, Any] = {
     "model_type": "llama",

@@ -12,10 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import mutants
-from exercise import Tally, exercise, plan, show
-from readers import READERS, ROOT, plans
-
 import bridge
 import compat
 from bridge.errors import BridgeError
@@ -25,6 +21,9 @@ from bridge.layout.schedule.table import read_schedule, schedule_to_csv
 from bridge.stack.dialect import Config
 from bridge.translation import sidecar
 from compat.automodel.schedules import table
+from tests.fuzz import mutants
+from tests.fuzz.exercise import Tally, exercise, plan, show
+from tests.fuzz.readers import READERS, ROOT, plans
 
 One = Callable[[Random, Tally], None]
 """Makes an input of a generator of random numbers, tries it, and counts what came of it."""
@@ -154,42 +153,42 @@ def contents(scratch: Path) -> One:
 
 def checkpoints(scratch: Path) -> One:
     """Files of a checkpoint changed; needs torch."""
-    from checkpoints import prepared
+    from tests.fuzz.checkpoints import prepared
 
     return prepared(scratch)
 
 
 def traces(scratch: Path) -> One:
     """Files of a trace log changed; needs torch."""
-    from traces import prepared
+    from tests.fuzz.traces import prepared
 
     return prepared(scratch)
 
 
 def pickles(scratch: Path) -> One:
     """Pickles whose containers stand in several places; needs torch."""
-    from pickles import pickles
+    from tests.fuzz.pickles import pickles
 
     return pickles(scratch)
 
 
 def contradictions(scratch: Path) -> One:
     """Configs that contradict the checkpoint that is converted; needs torch."""
-    from converted import contradictions
+    from tests.fuzz.converted import contradictions
 
     return contradictions(scratch)
 
 
 def changing(scratch: Path) -> One:
     """Checkpoints of which a file changes while they are converted; needs torch."""
-    from converted import changing
+    from tests.fuzz.converted import changing
 
     return changing(scratch)
 
 
 def tools(scratch: Path) -> One:
     """Checkpoints of other tools with changed files; needs torch."""
-    from tools import tools
+    from tests.fuzz.tools import tools
 
     return tools(scratch)
 

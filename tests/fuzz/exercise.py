@@ -11,8 +11,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import mutants
-
 import bridge
 import compat
 from bridge import limits
@@ -25,6 +23,7 @@ from bridge.stack.dialect import Config, Dialect
 from bridge.translation import sidecar
 from bridge.translation.lift import lower
 from bridge.translation.translate import Result
+from tests.fuzz import mutants
 
 MOST = 3 * limits.SECONDS
 """Processor seconds that no input may take; a machine of the slowest kind has room enough in it."""

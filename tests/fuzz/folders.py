@@ -15,9 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from exercise import Tally
-
 from bridge.errors import BridgeError
+from tests.fuzz.exercise import Tally
 
 LIMIT = 120
 """Seconds for one input: far more than any takes, so that a machine under load passes and a hang fails."""

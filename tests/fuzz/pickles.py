@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from exercise import Tally
-
 from bridge.checkpoint import archive
 from bridge.checkpoint.hub import as_plain
 from bridge.checkpoint.unpickle import unpickle_value
 from bridge.errors import SourceError
+from tests.fuzz.exercise import Tally
 
 LEAVES = (
     b"N",

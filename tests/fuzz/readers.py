@@ -10,15 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import mutants
-from gentle import Flags, Pool, groups
-
 import compat
 from bridge.errors import BridgeError
 from bridge.files import load, parse
 from bridge.plan.section import fields
 from bridge.testing.scripts import write_script
 from compat.megatron import releases
+from tests.fuzz import mutants
+from tests.fuzz.gentle import Flags, Pool, groups
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[[Random], str]
@@ -58,7 +57,9 @@ def made(make: Callable[[], Make]) -> Make:
 
 def launches() -> list[list[str]]:
     """Command lines of Megatron: every eighth of the sample, and our own."""
-    lines = (ROOT / "tests/megatron/sample.jsonl").read_text(encoding="utf-8").splitlines()[::8]
+    lines = (
+        (ROOT / "tests/stacks/megatron/sample.jsonl").read_text(encoding="utf-8").splitlines()[::8]
+    )
     own = [words(path.read_text()) for path in files("examples/*/*.args", "bridge/cli/demo/*.args")]
     return accepted(
         "megatron", [*own, *(json.loads(line)["flags"] for line in lines)], ".args", " ".join
@@ -276,7 +277,7 @@ def overrides() -> Make:
 
 def shell() -> Make:
     """Scripts of generated statements around a launch, and those of other people changed letter by letter."""
-    scripts, make = [path.read_text() for path in files("tests/scripts/*.sh")], flags()
+    scripts, make = [path.read_text() for path in files("tests/shell/scripts/*.sh")], flags()
 
     def script(random: Random) -> str:
         if random.random() < 2 * ROUGH:
@@ -322,7 +323,7 @@ READERS: dict[str, Reader] = {
         *("fast_llm", ".yaml"),
         lambda: tree(
             "fast_llm",
-            trees("examples/fast_llm/*.yaml", "tests/fast_llm/recipe.yaml"),
+            trees("examples/fast_llm/*.yaml", "tests/stacks/fast_llm/recipe.yaml"),
             ".yaml",
             mutants.as_yaml,
         ),

@@ -1,4 +1,4 @@
-"""Rounds by hand: `python tests/fuzz/rounds.py [READER ...] --count N` tries inputs of one reader after the other and counts."""
+"""Rounds by hand: `python -m tests.fuzz.rounds [READER ...] --count N` tries inputs of one reader after the other and counts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import traceback
 from pathlib import Path
 from random import Random
 
-from every import EVERY
-from exercise import Slow, Tally
-from folders import within
-from fuzzing import COUNT, FIRST
+from tests.fuzz.every import EVERY
+from tests.fuzz.exercise import Slow, Tally
+from tests.fuzz.folders import within
+from tests.fuzz.fuzzing import COUNT, FIRST
 
 HANG = 60
 """Seconds after which an input hangs, whatever it waits for."""

@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from every import EVERY
-from exercise import Tally
-from fuzzing import generators
-from readers import READERS
+
+from tests.fuzz.every import EVERY
+from tests.fuzz.exercise import Tally
+from tests.fuzz.fuzzing import generators
+from tests.fuzz.readers import READERS
 
 OTHERS = (
     ("sidecar", 0.3),

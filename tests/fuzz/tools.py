@@ -11,10 +11,11 @@ from random import Random
 from typing import Any
 
 import torch
-from converted import TRUE, converted, weights
-from exercise import Tally
-from folders import Folder
 from safetensors.torch import save_file
+
+from tests.fuzz.converted import TRUE, converted, weights
+from tests.fuzz.exercise import Tally
+from tests.fuzz.folders import Folder
 
 TARGETS = ("native", "dcp", "deepspeed", "trainer", "bin")
 

@@ -9,8 +9,6 @@ from random import Random
 from typing import Any
 
 import torch
-from exercise import Tally
-from folders import Folder
 
 from bridge.checkpoint.digests import digest_of
 from bridge.files.sealed import seal as sealed
@@ -19,6 +17,8 @@ from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 from bridge.trace.run import TracedRun
 from bridge.trace.run_comparison import compare_runs
+from tests.fuzz.exercise import Tally
+from tests.fuzz.folders import Folder
 
 ABOUT = {
     "ranks": 2,

@@ -15,7 +15,8 @@ import deepspeed
 import deepspeed.ops
 import torch
 import torch.distributed as dist
-from count_memory import config_of, model_of
+
+from tests.layout.count_memory import config_of, model_of
 
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

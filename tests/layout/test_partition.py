@@ -26,7 +26,7 @@ from bridge.layout.partition import (
 )
 from bridge.plan.plan import Stages
 
-SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
+SAMPLE = Path(__file__).parents[1] / "stacks" / "automodel" / "stages.jsonl"
 
 
 def lengths(

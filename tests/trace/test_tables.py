@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 NAMES = {
     "plain torch, one rank": "plain",
@@ -62,9 +60,8 @@ def test_the_counts_of_both_tables_and_of_the_text_are_those_of_the_rows() -> No
     assert verdicts.keys() == {"right", "broad"}
 
 
-def test_every_fault_that_is_planted_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PAGE.parents[1] / "tests" / "engine")
-    from planting import known
+def test_every_fault_that_is_planted_has_its_row() -> None:
+    from tests.trace.planting import known
 
     assert {row[0]: row[1] for row in rows("Every fault")} == {
         name: fault.stack for name, fault in known().items()
@@ -80,10 +77,9 @@ def kind_of_sentence(claim: str) -> str:
     return re.sub(r"L(, L)*( and 0 more)?", "L", text)
 
 
-def test_each_fault_takes_few_sentences_for_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_takes_few_sentences_for_right() -> None:
     """Each fault against each sentence that is claimed of any: what it takes for its cause is that sentence, or one more."""
-    monkeypatch.syspath_prepend(PAGE.parents[1] / "tests" / "engine")
-    from planting import known
+    from tests.trace.planting import known
 
     claims = {row[0]: row[4] for row in rows("Every fault")}
     taken = {
@@ -99,11 +95,8 @@ def test_each_fault_takes_few_sentences_for_right(monkeypatch: pytest.MonkeyPatc
     ] == []
 
 
-def test_what_a_fault_says_alone_is_that_fault_or_follows_from_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(PAGE.parents[1] / "tests" / "engine")
-    from planting import Outcome
+def test_what_a_fault_says_alone_is_that_fault_or_follows_from_it() -> None:
+    from tests.trace.planting import Outcome
 
     for name, _, _, verdict, claim, alone in rows("Every fault"):
         found = [

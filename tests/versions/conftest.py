@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harvesting.process import Process, Verdict
 
 import compat
 from bridge.stack.dialect import Config, Dialect
+from tests.harvesting.process import Process, Verdict
 
 HERE = Path(__file__).parent
 TABLE = tomllib.loads((HERE / "releases.toml").read_text("utf-8"))

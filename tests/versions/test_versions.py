@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harvesting.verdicts import draw_examples
 
 import compat
 from bridge.errors import BridgeError
@@ -17,6 +16,7 @@ from bridge.plan.section import fields
 from bridge.stack.dialect import Config, Dialect
 from bridge.testing import configs, mutations
 from bridge.translation.translate import translate
+from tests.harvesting.verdicts import draw_examples
 
 COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))
 """Generated configs for each release."""
