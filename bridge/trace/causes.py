@@ -52,8 +52,9 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "gradient-not-reduced",
         "gradient-summed",
         "gradient-averaged-twice",
-        "clip-norms-differ",
         "gradient-changed",
+        "clip-norms-differ",
+        "parameter-replaced",
     ),
     "update": (
         "optimizer-replaced",
@@ -65,6 +66,9 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "updates-lost",
         "update-too-large",
         "update-unexplained",
+        "parameter-replaced",
+        "weights-changed",
+        "cast-stale",
     ),
 }
 """For each phase: the ids of findings that explain why two runs first differ in this phase, if only
@@ -102,7 +106,7 @@ def _find_other_ties(case: Case) -> Found | None:
 
 def _find_changed_weights(case: Case) -> Found | None:
     """Rule: one of the runs found that its weights are not those of the last update."""
-    return _find_missing_log(case, ("cast-stale", "weights-changed"))
+    return _find_missing_log(case, ("parameter-replaced", "cast-stale", "weights-changed"))
 
 
 def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | None:
@@ -117,7 +121,11 @@ def _find_missing_log(case: Case, ids: Sequence[str] | None = None) -> Found | N
             one = both[side].get(id)
             if one is None or id in both[1 - side]:
                 continue
-            if one.step == case.first.name.step or (id in LATE and case.first.name.step == 1):
+            # A change of masters reaches forward only in the next step.
+            before = case.first.name.phase == "forward" and "masters" in one.evidence
+            if case.first.name.step in (one.step, one.step + before) or (
+                id in LATE and case.first.name.step == 1
+            ):
                 where = f"{one.where}: " if one.where else ""
                 evidence = (
                     f"run {label} has the finding {id} in step {one.step}: {where}{one.evidence}"
@@ -183,6 +191,15 @@ def _find_other_inputs(case: Case) -> Found | None:
     # What tells a model how to read its data, and is no data.
     if all(re.search("mask|position|num_items|cache|lengths", word) for word in words):
         return f"the runs get a different {' and '.join(dict.fromkeys(words))}", evidence
+    first = any(line.name.tensor.partition(":")[0] == "0" for line in lines)
+    agreeing = sum(not line.is_fault for line in case.of("forward", "input"))
+    if agreeing and not first:
+        names = " and ".join(dict.fromkeys(line.name.tensor for line in lines))
+        return (
+            f"the runs pass a different input {names} to the model, which may be data, or a state that "
+            "one of the loops carries from pass to pass",
+            [*evidence, f"{agreeing} other inputs agree"],
+        )
     return "the runs get different data", evidence
 
 
@@ -245,6 +262,22 @@ def _twice(run: TracedRun, step: int) -> str:
     return ""
 
 
+def _find_outside(case: Case) -> Found | None:
+    """Rule: one of the runs logged layers in this step, and no input of the model."""
+    runs = _runs_in_order(case)
+    kinds = [{name.kind for name in side if name.phase == "forward"} for side in case.entries]
+    fed = ["input" in side for side in kinds]
+    # One setting tells both kinds to be logged; only a pass of the traced module has inputs.
+    if fed[0] == fed[1] or not all(kinds) or runs[0].filter != runs[1].filter:
+        return None
+    label = "BA"[fed[1]]
+    return (
+        f"{label} runs layers outside of a pass of the traced module: what it wraps is called in "
+        "its place, or it gets no tensors",
+        [f"{label} logs no input of the model, and outputs of its layers"],
+    )
+
+
 def _find_other_numbers(case: Case) -> Found | None:
     """Rule: the runs ran different numbers of passes in this step, though they have the same
     setting for this number, or none.
@@ -267,15 +300,6 @@ def _find_other_numbers(case: Case) -> Found | None:
         if not any(counts.get(rank) for rank in odd)
     ]
     passes = f"step {case.first.name.step} has {passes_a} in A{where}, and {passes_b} in B"
-    fed = [any(name.kind == "input" for name in side) for side in case.entries]
-    # One setting tells both kinds to be logged; only a pass of the traced module has inputs.
-    if fed[0] != fed[1] and runs[0].filter == runs[1].filter:
-        label = "BA"[fed[1]]
-        return (
-            f"{label} runs layers outside of a pass of the traced module: what it wraps is called in "
-            "its place, or it gets no tensors",
-            [f"{label} logs no input of the model", passes],
-        )
     if idle:
         return _idle_text(idle[0], case, where), [passes]
     return f"the optimizer steps after {passes_a} in A{where}, and after {passes_b} in B", [passes]
@@ -553,6 +577,12 @@ def _find_loss_weight(case: Case, line: TensorVerdict) -> Found | None:
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
     factors_text = ", ".join(f"{factor:.4g}" for factor in factors)
+    other = sorted({round(factor, 4) for factor in factors if abs(factor - 1) > CLOSE})
+    if line.ranks and len(other) == 1:
+        return (
+            f"the loss that A's backward pass starts from is {other[0]:.6g} times B's{_place_text(case)}",
+            [f"on all other ranks, the gradients of the input of {line.name.layer} agree"],
+        )
     what = "A and B weigh microbatches differently: one run may take a mean over tokens, the other run over microbatches"
     return what, [
         f"A's gradient of the input of {line.name.layer} is B's, multiplied by another factor in each microbatch: {factors_text}"
@@ -620,7 +650,7 @@ def _find_gradient_fault(case: Case) -> Found | None:
         return "the gradients of the step before were not cleared in A", [*evidence, stale]
     fit = case.factors(lines)
     if fit and abs(fit[0] - 1) > CLOSE:
-        clipping = _find_clipping(case)
+        clipping = _find_logged_clip(case, fit[0]) or _find_clipping(case)
         if clipping:
             return clipping[0], [*evidence, *clipping[1]]
         return (
@@ -661,6 +691,44 @@ are compared.
 """
 
 
+def _find_logged_clip(case: Case, fit: float) -> Found | None:
+    """Rule: the factors by which both runs clipped explain the factor between their gradients."""
+    step, runs = case.first.name.step, _runs_in_order(case)
+    clips = [
+        next(
+            (line.read().clip for line in (one.get(step) for one in run.lines.values()) if line),
+            None,
+        )
+        for run in runs
+    ]
+    one, other = (1.0 if clip is None else clip for clip in clips)
+    if one == other or abs(one / other - fit) > CLOSE * fit:
+        return None
+    norms = [_gradient_norm(run, step) for run in runs]
+    texts = [
+        f"of {norm:.4g} in {label}"
+        for label, norm, clip in zip("AB", norms, (one, other), strict=True)
+        if clip < 1
+    ]
+    evidence = (
+        f"in step {step}, clipping multiplied gradients by {one:.4g} in A and {other:.4g} in B"
+    )
+    alone = " alone" if len(texts) == 1 else ""
+    return f"gradients are clipped or normalised to a norm {', and '.join(texts)}{alone}", [
+        evidence
+    ]
+
+
+def _gradient_norm(run: TracedRun, step: int) -> float:
+    """Return the norm of all gradients of a step, as far as they were logged."""
+    gradients = (
+        one.summary
+        for one in run.entries(step)
+        if one.name.phase == "reduce" and one.name.kind == "gradient"
+    )
+    return sqrt(sum(part.squares for part in gradients if part is not None))
+
+
 def _find_clipping(case: Case) -> Found | None:
     """Rule: the norm of all gradients is the same in every step of one run; in the other run it
     varies, or has another constant value.
@@ -671,13 +739,7 @@ def _find_clipping(case: Case) -> Found | None:
         key=lambda step: abs(step - case.first.name.step),
     )
     steps = sorted(both[:NEAR])
-    norms = []
-    for run in runs:
-        every = ([one for one in run.entries(step) if one.name.phase == "reduce"] for step in steps)
-        parts = ([one.summary for one in series if one.name.kind == "gradient"] for series in every)
-        norms.append(
-            [sqrt(sum(part.squares for part in series if part is not None)) for series in parts]
-        )
+    norms = [[_gradient_norm(run, step) for step in steps] for run in runs]
     if len(steps) < 2 or not all(map(all, norms)):
         return None
     bounds = []
@@ -697,7 +759,14 @@ def _find_clipping(case: Case) -> Found | None:
             f"gradients are clipped or normalised to a norm of {bounds[0]:.4g} in A, and of {bounds[1]:.4g} in B",
             evidence,
         )
-    for label, bound in zip("AB", bounds, strict=True):
+    for at, (label, bound) in enumerate(zip("AB", bounds, strict=True)):
+        # The other run was bounded in the same way in some steps, and not or differently in others.
+        if bound and min(abs(norm - bound) for norm in norms[1 - at]) <= 1e-3 * bound:
+            return (
+                f"gradients are clipped or normalised to a norm of {bound:.4g} in all steps of {label}, "
+                f"and in some steps of {'BA'[at]}",
+                evidence,
+            )
         if bound:
             return (
                 f"gradients are clipped or normalised to a norm of {bound:.4g} in {label} alone",
@@ -821,12 +890,9 @@ def _find_update_fault(case: Case) -> Found | None:
     buffers = [line.name for line in case.of("update", "buffer") if line.is_fault]
     if not faults:
         what = f"only {_names_text(buffers)} are updated differently{_place_text(case)}"
+        ways = "by other code or settings, by each rank alone, or from values that were reset or changed before"
         agree = f"{len(lines)} updates of weights agree"
-        return (
-            (f"{what}: by other code or settings, or by each rank alone", [agree])
-            if buffers and lines
-            else None
-        )
+        return (f"{what}: {ways}", [agree]) if buffers and lines else None
     agreement = case.agree("reduce", "gradient", "gradients")
     evidence = [agreement] if agreement else []
     changes = {line.name: case.changes(line.name) for line in faults}
@@ -998,7 +1064,6 @@ def _find_state_fault(case: Case) -> Found | None:
     line = case.first
     if line.name.kind != "state":
         return None
-    pair = case.pair(line.name)
     if line.verdict in ("only in A", "only in B"):
         if line.name.step < 2:
             return f"the optimizer's {line.name.tensor} is set in {line.verdict[-1]} alone", [
@@ -1010,7 +1075,9 @@ def _find_state_fault(case: Case) -> Found | None:
             f"the optimizer's {line.name.tensor} changes in one of the runs{_place_text(case)}",
             [evidence],
         )
-    values = f" is {pair[0].tolist()} in A and {pair[1].tolist()} in B" if pair else ""
+    both = [side.get(key_of(line.name)) for side in case.entries]
+    texts = [one.samples.tolist() for one in both if one is not None and one.samples is not None]
+    values = f" is {texts[0]} in A and {texts[1]} in B" if len(texts) == 2 else ""
     return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [
         f"{line.name}{values}"
     ]
@@ -1030,6 +1097,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "init": (_find_other_ties, _find_other_start),
     "forward": (
         _find_evaluation,
+        _find_outside,
         _find_other_passes,
         _find_other_numbers,
         _find_other_inputs,
@@ -1040,8 +1108,15 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _find_changed_weights,
         _find_layer_fault,
     ),
-    "backward": (_find_other_ties, _find_other_numbers, _find_other_modes, _find_loss_fault),
+    "backward": (
+        _find_outside,
+        _find_other_ties,
+        _find_other_numbers,
+        _find_other_modes,
+        _find_loss_fault,
+    ),
     "reduce": (
+        _find_outside,
         _find_other_ties,
         _find_state_fault,
         _find_other_numbers,

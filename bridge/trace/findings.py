@@ -43,7 +43,7 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "gradient-lost": Meaning(
         "gradients that backward computed are gone when the step begins: zero_grad is "
-        "called too early, or the gradients are set to None"
+        "called too early, as between the passes of a step, or the gradients are set to None"
     ),
     "gradient-missing": Meaning(
         "a parameter that requires a gradient got none, though its layer ran", "remark"
@@ -93,6 +93,12 @@ MEANINGS: Mapping[str, Meaning] = {
     "weights-changed": Meaning(
         "something other than the optimizer changed weights between two steps", "remark"
     ),
+    "parameter-replaced": Meaning(
+        "names of the model mean other parameters than in the step before: modules or parameters "
+        "were replaced, or changed places",
+        "remark",
+    ),
+    "weights-not-finite": Meaning("a weight has become NaN or infinite by its update"),
     "updates-lost": Meaning(
         "most updates vanish in rounding: 16-bit weights are updated without fp32 masters"
     ),
@@ -124,8 +130,10 @@ MEANINGS: Mapping[str, Meaning] = {
         "remark",
     ),
     "clip-norms-differ": Meaning(
-        "ranks clip by different norms: the norm is not computed over all ranks"
+        "ranks clip by different norms: the norm is not computed over all ranks, or it is the norm "
+        "of gradients that differ between ranks"
     ),
+    "clip-changed": Meaning("gradients are clipped to another norm than before", "remark"),
     "decay-on-norms": Meaning("weight decay applies to biases or norms", "remark"),
     "same-data": Meaning("data ranks get the same samples: the batch is effectively smaller"),
     "data-repeated": Meaning(

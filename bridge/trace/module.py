@@ -101,6 +101,14 @@ class ModuleSource:
         }
         self.passing: list[Pass] = []
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
+        self.outside = False
+        """Whether the last forward pass of the module has ended, so that layers which run now are
+        called by something else.
+        """
+        self.transformed = False
+        """Whether a pass of this step ran in a transformation of torch.func, which computes gradients
+        without a backward pass and has no tensors to look at.
+        """
         self._given: tuple[Tensor, ...] = ()
         self._words: Mapping[int, str] = {}
         """By the id of an input tensor: the keyword with which the script passes it."""
@@ -153,6 +161,7 @@ class ModuleSource:
         if compiled_call is None:
             hook = Hook(lambda _, arguments, keywords: self.begin(arguments, keywords))
             self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+            self.module.register_forward_hook(Hook(self._leave), always_call=True)
             return
 
         def enter_compiled(*arguments: Any, **keywords: Any) -> Any:
@@ -160,6 +169,9 @@ class ModuleSource:
             return compiled_call(*arguments, **keywords)
 
         self.module._compiled_call_impl = enter_compiled
+
+    def _leave(self, *_: Any) -> None:
+        self.outside = not is_recomputing()
 
     def watch(self) -> None:
         """Have `before` called before each step of an optimizer, and `after` when all optimizers
@@ -283,7 +295,7 @@ class ModuleSource:
         self._passes = self.evaluating = 0
         self._stepped.clear()
         self._ready.clear()
-        self._whole = self.late = False
+        self._whole = self.late = self.transformed = False
         self.replaced = ""
 
     def _tell(self, moment: Moment) -> None:
@@ -608,19 +620,20 @@ class ModuleSource:
     def _settings_held(self) -> Iterator[Held]:
         """Yield the present numbers in the optimizers' settings, one tensor for each setting. A
         setting that has the same value in all parameter groups is yielded once, so that the
-        division into groups does not matter.
+        division into groups does not matter; so are the learning rates, each once.
         """
         for name in dict.fromkeys(
             name for group in self.groups for name in group if name != "params"
         ):
             values = [group[name] for group in self.groups if name in group]
+            if name == "lr" and all(isinstance(value, int | float | Tensor) for value in values):
+                yield self._numbers("learning rate", sorted({float(value) for value in values}))
+                continue
             alike = len(values) == len(self.groups) and all(value == values[0] for value in values)
             for at, value in enumerate(values[:1] if alike else values):
                 numbers = value if isinstance(value, list | tuple) else [value]
                 if all(isinstance(part, int | float) for part in numbers):
-                    yield self._numbers(
-                        "learning rate" if name == "lr" and alike else f"group {at}.{name}", numbers
-                    )
+                    yield self._numbers(f"group {at}.{name}", numbers)
 
     def begin(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Handle the beginning of a forward pass. A pass for training is counted, and its inputs
@@ -630,10 +643,13 @@ class ModuleSource:
         if is_recomputing():
             return
         self._entered += 1
-        self.quiet = not (self.trains and torch.is_grad_enabled())
+        self.outside = False
+        transformed = torch._C._functorch.maybe_current_level() is not None
+        self.transformed |= transformed
+        self.quiet = transformed or not (self.trains and torch.is_grad_enabled())
         if self.quiet:
             # Without gradients, evaluation is meant; with them, train() may have been forgotten.
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and not transformed:
                 self.evaluating += 1
             return
         if self._stepped:

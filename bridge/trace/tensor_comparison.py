@@ -40,9 +40,19 @@ GAIN = 8.0
 computed.
 """
 
+SURE = 2.0
+"""The same in a 16-bit format, if all numbers of a step before agree bit by bit: both runs compute
+alike, and what is left is the last rounding.
+"""
+
 UNKNOWN = 100.0
 """Factor by which the bounds are widened after an adaptive update of which the logs have no
 samples.
+"""
+
+COARSE, FEW = 1e-4, 4
+"""The largest unit in the last place of formats with 32 bits or more, and the number of samples
+that more than a chance changes.
 """
 
 LOSS = "loss"
@@ -206,6 +216,8 @@ class Comparer:
         """Whether both runs had equal weights and buffers before this step, as far as the logs
         show, and the number of steps since they had.
         """
+        self._alike = False
+        """Whether all numbers of a step before this one agree bit by bit, and all since."""
         self._early_equal = True
         """Whether all tensors of this step before the update are equal, bit by bit."""
         self._first_differing = 0.0
@@ -218,6 +230,8 @@ class Comparer:
         self._known: dict[tuple[int, int], tuple[Pairing, Half, Half]] = {}
         self._seen: tuple[set[Section], set[Section]] = set(), set()
         self._before: dict[tuple[str, str], Floats] = {}
+        self._moved: dict[int, NDArray[np.bool_]] = {}
+        """By the index of a pair of weights: which samples the last update changed in both runs."""
         self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
         self.formats: dict[str, tuple[Name, str, str]] = {}
         """By kind of tensor: the first tensor whose number format differs between the runs, with
@@ -272,6 +286,8 @@ class Comparer:
         """
         whole = len(late.weights[0]) and not any(run.filter.notes() for run in self.runs)
         alike = not losses and all(same.all() for same in equal)
+        # What is there before the first step shows nothing of how the runs compute.
+        self._alike = alike and (self._alike or not early.starts.all())
         if (whole and equal[1].all()) or (self._equal and alike):
             self._equal, self._since = True, 0
             if self.updates is not None:
@@ -304,7 +320,8 @@ class Comparer:
         formats = [torch_epsilon(name) for name in _formats_of(self.runs)]
         depths = 2.0 * len(self.runs[0].layers) + 1
         grown = depths * (self._since + 1)
-        bound = SLACK * max(formats, default=torch_epsilon("float32")) * math.sqrt(grown)
+        unit = max(formats, default=torch_epsilon("float32"))
+        bound = (SURE if self._alike and unit > COARSE else SLACK) * unit * math.sqrt(grown)
         if self.updates is not None:
             drift = self.updates.drift
             bound = bound * UNKNOWN if drift is None else bound + GAIN * drift
@@ -382,6 +399,8 @@ class Comparer:
                 batch, half.select_rows(values, rows), noise, usual["reduce", "gradient"]
             )
         self._changes(half, judgement, values, odd_copies)
+        if half.late:
+            self._find_still(judgement, self._equal and self._early_equal)
         rows_ = zip(
             half.pairs.ours.tolist(),
             half.names,
@@ -413,9 +432,14 @@ class Comparer:
         """
         # Rounding adds up as a random walk does: with the root of the number of roundings.
         depths, updates = self._depths(half), self.updates
-        plain = SLACK * half.units * depths
-        own = SLACK * half.own_units * depths
         exact = half.late and self._equal and self._early_equal
+        # Each weight is updated by itself: no layer before it has moved it.
+        depths = np.ones(len(depths)) if exact else depths
+        sure = exact or self._alike
+        plain, own = (
+            np.where(sure & (units > COARSE), SURE, SLACK) * units * depths
+            for units in (half.units, half.own_units)
+        )
         if updates is None:
             return None, np.where(half.starts, 0.0, own if exact else plain)
         drift = updates.drift
@@ -535,6 +559,7 @@ class Comparer:
         rows, batch = half.weights
         if not len(rows):
             return
+        self._moved.clear()
         samples = half.select_rows(values, rows)
         pieces = np.split(samples, np.cumsum(batch.segments.lengths)[:-1], axis=1)
         for at, key, pair in zip(rows.tolist(), batch.keys, pieces, strict=True):
@@ -550,7 +575,20 @@ class Comparer:
                     own = Segments.of([change.shape[1]])
                     looks = pattern_causes(change[0], change[1], own, {}, ["update"])[0]
                     judgement.causes[at] = f"of the updates: {looks}"
+            self._moved[at] = pair != self._before.get(key, pair)
             self._before[key] = pair
+
+    def _find_still(self, judgement: Judged, exact: bool) -> None:
+        """Judge as a fault that a weight stays as it is, bit by bit, in one run alone: whatever its
+        format, rounding does not undo every change, of equal numbers or of most samples. `exact`
+        says whether all numbers before the update are equal.
+        """
+        for at, moved in self._moved.items():
+            counts = moved.sum(axis=1)
+            least = FEW if exact else max(FEW, moved.shape[1] / 2)
+            if judgement.verdicts[at] == "rounding" and not counts.all() and counts.max() >= least:
+                judgement.verdicts[at] = "fault"
+                judgement.causes[at] = f"of the updates: {'BA'[counts.argmax()]} is all zeros"
 
     def _alone(self, entry: LoggedTensor, step: int, ours: bool) -> TensorVerdict:
         name = Name(step, *entry.name[1:])

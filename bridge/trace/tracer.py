@@ -76,6 +76,8 @@ class Tracer:
     ended: Callable[[], None] | None = None
     """Function that `remove` calls at the end; None if there is none."""
     _handles: list[Any] = field(default_factory=list)
+    _last: list[tuple[nn.Module, int]] = field(default_factory=list)
+    """The layers, each with the key of its hook on outputs."""
     _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
     _over: bool = False
     _without: dict[str, list[Now]] = field(default_factory=dict)
@@ -95,11 +97,14 @@ class Tracer:
             )
         for layer, module in layers.items():
             if self._is_kind_observed(OUTPUT):
-                self._handles.append(module.register_forward_hook(Hook(self._output_hook(layer))))
+                handle = module.register_forward_hook(Hook(self._output_hook(layer)))
+                self._handles.append(handle)
+                self._last.append((module, handle.id))
             if self._is_kind_observed(GRADIENT):
                 self._handles.append(
                     module.register_forward_pre_hook(Hook(self._input_hook(layer)))
                 )
+        getattr(self.source, "passing", []).append(self._stay_last)
         self._reach_moment_of_all(None)
         moments: tuple[Moment, ...] = ("reduced", "updated", "ended")
         for moment in moments if self.observers else ():
@@ -116,6 +121,14 @@ class Tracer:
             getattr(observer, "close", lambda: None)()
         if self.ended is not None:
             self.ended()
+
+    def _stay_last(self, *_: Any) -> None:
+        """Have the hooks on outputs called behind all that were registered since, so that they see
+        what the next layer gets.
+        """
+        for module, key in self._last:
+            if key in module._forward_hooks and next(reversed(module._forward_hooks)) != key:
+                module._forward_hooks[key] = module._forward_hooks.pop(key)
 
     @property
     def _quiet(self) -> bool:
@@ -160,7 +173,8 @@ class Tracer:
 
     def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
         now = self.source.now()
-        if module.training and not (now.again or is_recomputing()):
+        outside = getattr(self.source, "outside", False)
+        if module.training and not (now.again or outside or is_recomputing()):
             for part in self.source.batch():
                 self._saw(
                     now, "forward", part.layer, part.kind, part.tensor, part.local, part.placement

@@ -1416,11 +1416,12 @@ FAULTS |= {
 @cache
 def known() -> Mapping[str, Planted]:
     """All faults: these, and those that were invented since."""
+    from tests.trace.attacked import ATTACKED
     from tests.trace.invented import INVENTED
     from tests.trace.over_ranks import OVER_RANKS
     from tests.trace.reported import REPORTED
 
-    return {**FAULTS, **INVENTED, **REPORTED, **OVER_RANKS}
+    return {**FAULTS, **INVENTED, **REPORTED, **OVER_RANKS, **ATTACKED}
 
 
 def trained(

@@ -33,6 +33,7 @@ from bridge.trace.invariants.sketch import (
     spread_elements,
 )
 from bridge.trace.module import ModuleSource
+from bridge.trace.roots import Roots
 from bridge.trace.sharding import flat_pieces, local_part
 
 FEW = 512
@@ -73,8 +74,10 @@ class Cleared(Check):
         self.missing: list[str] = []
         self.parameters = 0
         self.ever: set[str] = set()
-        self.grades = _Graded()
-        self.handles.append(self.grades)
+        self.grades, self.roots = _Graded(), Roots()
+        self.handles += [self.grades, self.roots]
+        self.before = self.roots.passes
+        """Number of backward passes before this step, of the module and of anything else."""
         source.stepping.append(self.safe(self._stepping))
 
     def backward(self) -> None:
@@ -126,9 +129,11 @@ class Cleared(Check):
 
     def row(self, step: int) -> Tensor:
         missing = len(self.missing) if self.backwards else 0
+        others = self.roots.passes - self.before + self.source.transformed
         return torch.tensor(
             [
                 self.backwards + self.graded,
+                others,
                 len(self.stale),
                 missing,
                 self.parameters,
@@ -137,7 +142,7 @@ class Cleared(Check):
         )
 
     def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
-        backwards, _, missing, parameters, quiet = rows.T
+        backwards, others, _, missing, parameters, quiet = rows.T
         empty = (missing == parameters) & (backwards > 0) & (parameters > 0)
         if empty.any():
             ranks = tuple(self.at(place) for place in empty.nonzero().view(-1).tolist())
@@ -159,7 +164,7 @@ class Cleared(Check):
         # One that was met within this step follows another, which took the backward pass.
         elif (
             self.known
-            and not backwards.any()
+            and not (backwards + others).any()
             and not empty.any()
             and set(self.source.moving) & set(self.since)
         ):
@@ -198,6 +203,7 @@ class Cleared(Check):
             }
         self.same = {name: gradient for name, gradient in self.same.items() if name in self.left}
         self.backwards, self.graded, self.parameters = 0, False, 0
+        self.before = self.roots.passes
         self.stale, self.missing = [], []
 
 
@@ -206,17 +212,19 @@ class _Graded:
     `remove` is called.
     """
 
+    inside = 0
+    """Number of calls that are running."""
+
     def __init__(self) -> None:
-        self.inside = 0
         self.plain = plain = torch.autograd.grad
 
         @functools.wraps(plain)
         def call_counted(*arguments: Any, **keywords: Any) -> Any:
-            self.inside += 1
+            _Graded.inside += 1
             try:
                 return plain(*arguments, **keywords)
             finally:
-                self.inside -= 1
+                _Graded.inside -= 1
 
         torch.autograd.grad = call_counted
 
@@ -252,6 +260,8 @@ class Reduced(Check):
         host wait within backward.
         """
         self.fired = [0] * len(self.named)
+        self.emptied: set[int] = set()
+        """Indices of the parameters whose gradient was set to None between passes of this step."""
         self.rows = NOTHING[None]
         """The rows of all data ranks in this step, kept until the end of the step."""
         self.before: Tensor | None = None
@@ -272,6 +282,11 @@ class Reduced(Check):
         if weight.grad is not None and before is not ZEROS:
             some = True if self.fired[at] else _sample_nonzero(weight.grad)
             sketch = sketch + before.to(sketch.device) * some
+        # Only where the script says how many passes a step has: in other places, they may be trials.
+        elif self.fired[at] and not _Graded.inside:
+            self.emptied |= (
+                {at} if (self.source.passes - 1) % (self.source.accumulation or 1) else set()
+            )
         self.sums[at] = sketch
         self.fired[at] += 1
         self.source.last_gradient = perf_counter()
@@ -298,6 +313,13 @@ class Reduced(Check):
         yield from ()
 
     def local(self, step: int) -> Iterator[TraceFinding]:
+        if self.emptied:
+            names = [self.named[at][0] for at in sorted(self.emptied)]
+            evidence = (
+                f"{len(names)} of {len(self.named)} gradients were cleared between the "
+                f"{self.source.accumulation} passes of this step: {few_names(names)}"
+            )
+            yield TraceFinding("gradient-lost", step, names[0], evidence)
         # Only now is it known which optimizers took part in the step.
         rows, self.rows = self.rows, NOTHING[None]
         if not rows.shape[1]:
@@ -423,6 +445,7 @@ class Reduced(Check):
                 self.fired[at] = 0
                 self.sums[at] = ZEROS
         self.clipped = self.bounded = False
+        self.emptied.clear()
 
 
 def _reduction_factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:

@@ -30,13 +30,24 @@ class Casts(Check):
         masters are a script's own, equal values show which master is which weight's.
         """
         self.stale: dict[str, float] = {}
-        """By name: by how many units in the last place a weight differs from its master."""
+        """By name: by how many units in the last place a weight that forward used differs from its
+        master.
+        """
+        self.changed: dict[str, float] = {}
+        """The same, of the weights of which this is so only since forward."""
 
     def end_forward(self) -> None:
         # What forward used: a script may cast its masters as late as in a hook of this pass.
-        if self.source.passes != 1:
-            return
-        self.stale = {}
+        if self.source.passes == 1:
+            self.stale = self._find_stale()
+
+    def row(self, step: int) -> Tensor:
+        stale = self._find_stale() if self.source.passes else {}
+        self.changed = {} if self.stale else stale
+        return super().row(step)
+
+    def _find_stale(self) -> dict[str, float]:
+        stale: dict[str, float] = {}
         pairs = {
             name: tuple(map(local_part, pair))
             for name, pair in self.source.casts().items()
@@ -46,24 +57,37 @@ class Casts(Check):
             sample_tensors({name: pair[at] for name, pair in pairs.items()}) for at in (0, 1)
         )
         for name, weight in weights.items():
-            master, unit = masters[name].float(), torch.finfo(weight.dtype).eps
-            size = master.abs().clamp(min=torch.finfo(weight.dtype).tiny)
+            units = _units_apart(weight, masters[name])
+            # The order of a script's masters may be another than that of the weights.
+            if units > 1 and self.source.plain:
+                alike = (one for one in masters.values() if one.shape == weight.shape)
+                units = min(_units_apart(weight, one) for one in alike)
             # Up to one unit: rounding may be to the nearest, or up and down at random.
-            units = float(((weight.float() - master).abs() / (unit * size)).nan_to_num().max())
             if units <= 1 and bool((weight != weight[0]).any()):
                 self.alike.add(name)
             # Engines say which master is which weight's.
             elif units > 1 and (name in self.alike or not self.source.plain):
-                self.stale[name] = units
+                stale[name] = units
+        return stale
 
     def local(self, step: int) -> Iterator[TraceFinding]:
-        if self.stale:
-            names = list(self.stale)
+        for stale, id in ((self.stale, "cast-stale"), (self.changed, "weights-changed")):
+            names = list(stale)
+            if not names:
+                continue
             evidence = (
                 f"{len(names)} 16-bit weights are no rounding of their fp32 masters: {few_names(names)}; "
-                f"{names[0]} is up to {self.stale[names[0]]:.2g} units in the last place away"
+                f"{names[0]} is up to {stale[names[0]]:.2g} units in the last place away"
             )
-            yield TraceFinding("cast-stale", step, names[0], evidence)
+            evidence += ", but forward used roundings of them" if id != "cast-stale" else ""
+            yield TraceFinding(id, step, names[0], evidence)
+
+
+def _units_apart(weight: Tensor, master: Tensor) -> float:
+    """Return by how many units in the last place a 16-bit weight differs from an fp32 master."""
+    kind = torch.finfo(weight.dtype)
+    size = master.float().abs().clamp(min=kind.tiny) * kind.eps
+    return float(((weight.float() - master.float()).abs() / size).nan_to_num().max())
 
 
 @dataclass

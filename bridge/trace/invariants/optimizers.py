@@ -31,7 +31,7 @@ from bridge.trace.invariants.sketch import (
     start_sampling,
 )
 from bridge.trace.module import SHORT, ModuleSource
-from bridge.trace.sharding import local_gradient, local_part
+from bridge.trace.sharding import flat_pieces, local_gradient, local_part
 
 
 class Groups(Check):
@@ -45,6 +45,10 @@ class Groups(Check):
         """Whether the optimizer holds copies of the model's parameters."""
         self.others: list[nn.Parameter] = []
         """Parameters in the optimizer that the model does not have, as those of a loss."""
+        self.strangers: list[nn.Parameter] = []
+        """The same, if the optimizer has no parameter of the model. They are what is trained if they
+        get gradients, as a script's own masters or fast weights do.
+        """
         self.equal = False
         """Whether all data ranks had the same values of `others` before the last update."""
 
@@ -65,12 +69,7 @@ class Groups(Check):
         self.masters = bool(without) and without <= self.source.casts().keys()
         # Some beside those of the model, as of a loss, may be meant.
         if strangers and len(strangers) == len(held) and not self.masters:
-            yield TraceFinding(
-                "not-of-the-model",
-                0,
-                "",
-                f"none of the {len(strangers)} parameters in the optimizer belongs to the model",
-            )
+            self.strangers = strangers
         elif not self.masters:
             self.others = strangers
         yield from self._find_norm_decay(parameters)
@@ -120,7 +119,16 @@ class Groups(Check):
             )
 
     def local(self, step: int) -> Iterator[TraceFinding]:
-        """Yield a finding if parameters get gradients but are in no group of an optimizer."""
+        """Yield a finding if parameters get gradients but are in no group of an optimizer, or if
+        those in the optimizer are of another model and get none.
+        """
+        self.masters |= any(weight.grad is not None for weight in self.strangers)
+        if self.strangers and not self.masters:
+            evidence = (
+                f"none of the {len(self.strangers)} parameters in the optimizer belongs to the "
+                "model, or has a gradient"
+            )
+            yield TraceFinding("not-of-the-model", step, "", evidence)
         if self.masters or not self.source.plain:
             return
         idle = [
@@ -170,12 +178,19 @@ class Updated(Check):
         self.found: list[TraceFinding] = []
         self.alone: set[str] = set()
         """Names of weights of one element that the last update did not change."""
+        self.ids: dict[str, int] = {}
+        """The identities of the parameters in `now`, by name, where torch does not exchange them."""
+        self.others: set[str] = set()
+        """The names that have meant other parameters since the last update."""
         self.steps = 0
 
     def row(self, step: int) -> Tensor:
         self.old, self.taken, self.found = {}, None, []
         if self.source.plain and not self.source.late:
             parameters = naming.parameters_by_name(self.source.module)
+            self.others = {
+                name for name, key in self.ids.items() if id(parameters.get(name)) != key
+            }
             weights, gradients = dict[str, Tensor](), dict[str, Tensor]()
             for name, weight in parameters.items():
                 if weight.grad is not None and weight.requires_grad:
@@ -218,7 +233,18 @@ class Updated(Check):
         apart = differing_names(self.now, {name: sample for name, (sample, _) in self.old.items()})
         # Weights that have masters are casts of these, which `Casts` holds them to.
         names = [name for name in self.now if name in apart - self.source.casts().keys()]
-        changed = [name for name in self.kept if name in self.changed]
+        names = [name for name in names if name not in self.others]
+        if self.others:
+            evidence = (
+                f"{len(self.others)} of {len(self.ids)} names mean other parameters than after the "
+                f"last update: {few_names(sorted(self.others))}"
+            )
+            yield TraceFinding("parameter-replaced", step, min(self.others), evidence)
+        changed = [
+            name
+            for name in self.kept
+            if name in self.changed and name.rpartition(" of ")[2] not in self.others
+        ]
         frozen = [name for name in changed if " of " not in name]
         # NaN is not equal to itself.
         names = [name for name in names if not bool(self.now[name].isnan().any())] + frozen
@@ -273,12 +299,29 @@ class Updated(Check):
             {name: local_part(parameters[name]) for name in self.old if name in parameters}
         )
         self.known = {name: self._state(parameters[name]) for name in self.now}
+        sharded = flat_pieces(self.source.module)
+        self.ids = {
+            name: id(parameters[name])
+            for name in self.now
+            if not (sharded or isinstance(parameters[name], DTensor))
+        }
         self.found += self._check_weights(step) if self.old else []
         return torch.empty(0, dtype=torch.int64)
 
     def _check_weights(self, step: int) -> Iterator[TraceFinding]:
         parameters = naming.parameters_by_name(self.source.module)
         groups = self.source.groups_by_parameter(self.source.moving)
+        broken = [
+            name
+            for name, now in self.now.items()
+            if not bool(now.isfinite().all()) and bool(self.old[name][0].isfinite().all())
+        ]
+        if broken:
+            evidence = (
+                f"{len(broken)} of {len(self.now)} weights have NaNs or infinities, and had none "
+                f"before the update: {few_names(broken)}"
+            )
+            yield TraceFinding("weights-not-finite", step, broken[0], evidence)
         still, losses, total, before = [], 0, 0, self.alone
         self.alone = set()
         apart = differing_names(self.now, {name: tensor for name, (tensor, _) in self.old.items()})
@@ -458,12 +501,15 @@ class Clipped(Check):
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.norm, self.limit = -1.0, math.inf
+        self.limits, self.before = set[float](), set[float]()
+        """The finite limits of this step, and of all steps before."""
         self.stages: list[float] = []
         """The norms of all pipeline ranks in this step; empty if there is one such rank."""
         self.handles.append(Watched("clip_grad_norm_", self.safe(self._record_norm)))
 
     def _record_norm(self, norm: Any, limit: float) -> None:
         self.limit = limit
+        self.limits |= {limit} if math.isfinite(limit) else set()
         self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def row(self, step: int) -> Tensor:
@@ -475,6 +521,12 @@ class Clipped(Check):
         return floats_as_integers([self.norm])
 
     def local(self, step: int) -> Iterator[TraceFinding]:
+        new, before = (
+            ", ".join(f"{one:.6g}" for one in sorted(some))
+            for some in (self.limits - self.before, self.before)
+        )
+        if new and before:
+            yield TraceFinding("clip-changed", step, "", f"the limit is {new}, and was {before}")
         norms = self.stages
         # With an infinite limit a norm is only measured.
         clips = norms and min(norms) >= 0 and max(norms) > self.limit
@@ -498,4 +550,5 @@ class Clipped(Check):
             )
 
     def end_step(self) -> None:
-        self.norm = -1.0
+        self.before |= self.limits
+        self.norm, self.limits = -1.0, set()
