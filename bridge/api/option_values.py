@@ -96,9 +96,9 @@ def _read_placed(path: Path, message: str) -> Placed:
     )
     said = usual[0].overlay(said) if usual else said
     for call in _find_calls(path, CLASSES):
-        assigned, changed = sort_changes(call, str(path), HOST_FILE in document.data)
-        said = said.overlay(Placed({name: one.value for name, one in assigned.items()}, assigned))
-        said.unknown |= changed
+        values, unread = sort_changes(call, str(path), HOST_FILE in document.data)
+        said = said.overlay(Placed({name: one.value for name, one in values.items()}, values))
+        said.unknown |= unread
     return said
 
 

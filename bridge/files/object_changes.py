@@ -67,7 +67,7 @@ class _Program:
 
     def kind(self, node: ast.AST | None) -> int | None:
         """Return whether an expression is the object, or a tuple with it; None for neither."""
-        if node in self.makers:
+        if isinstance(node, ast.expr) and node in self.makers:
             return self.makers[node]
         match node:
             case ast.Name() | ast.Attribute():
@@ -116,8 +116,8 @@ class _Program:
         }
         effects |= {(WHOLE, line) for line in self._find_remakes(uses, direct)}
         found = [self._find_literals(one, uses, direct) for one in statements]
-        for passed, _ in found[:1]:
-            effects -= passed.intersection(*(other for other, _ in found))
+        for first, _ in found[:1]:
+            effects -= first.intersection(*(other for other, _ in found))
         rest = dict[str, int]()
         for name, line in sorted(effects, key=lambda one: one[1]):
             rest.setdefault(name, line)
@@ -141,16 +141,18 @@ class _Program:
         """Return the assignments behind a statement, by attribute and line, that nothing between them and the statement
         keeps from counting; and the last value of each attribute.
         """
-        passed, literals = set[tuple[str, int]](), dict[str, tuple[ast.expr, int]]()
+        assignments, literals = set[tuple[str, int]](), dict[str, tuple[ast.expr, int]]()
         for one in self._find_later(statement):
-            handed = (node for node in ast.walk(one) if node in uses and _loads(node))
-            if any(not isinstance(self.parents[node], ast.Attribute) for node in handed):
+            uses_here = (node for node in ast.walk(one) if node in uses and _loads(node))
+            if any(not isinstance(self.parents[node], ast.Attribute) for node in uses_here):
                 break
-            for target in one.targets if isinstance(one, ast.Assign) else ():
+            if not isinstance(one, ast.Assign):
+                continue
+            for target in one.targets:
                 if isinstance(target, ast.Attribute) and _spell(target.value) in direct:
-                    passed.add((target.attr, target.lineno))
+                    assignments.add((target.attr, target.lineno))
                     literals[target.attr] = (one.value, one.lineno)
-        return passed, literals
+        return assignments, literals
 
     def _find_later(self, statement: ast.AST) -> Iterator[ast.stmt]:
         """Yield the statements that run after one: those behind it in its block, and behind the branch that this is."""

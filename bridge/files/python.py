@@ -123,8 +123,7 @@ def find_parsed(text: str, names: Collection[str]) -> Call | None:
 
 def _find_parses(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
     for node in nodes:
-        name = _name(node) if isinstance(node, ast.Call) else ""
-        if PARSES.fullmatch(name):
+        if isinstance(node, ast.Call) and PARSES.fullmatch(_name(node)):
             yield node
 
 

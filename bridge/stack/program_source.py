@@ -180,8 +180,8 @@ def read_arguments_call(
             {name: one for name, one in rows.items() if name not in flags}
             for rows in (call.values, call.unread)
         )
-        changes = (parsed.later, parsed.changes) if parsed else ({}, {})
-        call = replace(call, values=values, unread=unread, later=changes[0], changes=changes[1])
+        later = (parsed.later, parsed.changes) if parsed else ({}, {})
+        call = replace(call, values=values, unread=unread, later=later[0], changes=later[1])
         news = {*ARGUMENTS, *RETIRED} & {*unread}
     elif call is None:
         return Told({}, findings)
@@ -189,7 +189,7 @@ def read_arguments_call(
         news = {*call.unread}
     has_file = any((HOST_FILE in flags, given.get(HOST_FILE), HOST_FILE in call.unread))
     has_file = has_file or call.values.get(HOST_FILE, (None, 0))[0] is not None
-    assigned, changed = sort_changes(call, program, has_file)
+    assignments, changes = sort_changes(call, program, has_file)
     # A value that the user gives by hand is the one in force.
     typed = {name for name, said in getattr(given, "places", {}).items() if not said.line}
     lost = {
@@ -197,11 +197,11 @@ def read_arguments_call(
         for name, (source, line) in call.unread.items()
         if name in news and name not in NO_STEP and name != "argument 1"
         if not (name in flags and source.endswith(f".{name}"))
-        if name not in given and name not in assigned
+        if name not in given and name not in assignments
     }
     findings = tuple(
         unknown(said.setting, CHANGED, origin=Origin(said.line, "", program), end="")
-        for name, said in changed.items()
+        for name, said in changes.items()
         if name not in typed
     )
     if lost:
@@ -209,9 +209,11 @@ def read_arguments_call(
         origin = Origin(min(lost.values()), "", launch.program)
         findings = (unknown(call.name, message, origin=origin, end=""), *findings)
     said = {name: one for name, one in _say(call, launch.program).items() if name in names}
-    assigned = {name: one for name, one in assigned.items() if name in names and name not in typed}
-    changed = {name: one for name, one in changed.items() if name in names and name not in typed}
-    return Told({**said, **assigned}, findings, assigned, changed)
+    assignments = {
+        name: one for name, one in assignments.items() if name in names and name not in typed
+    }
+    changes = {name: one for name, one in changes.items() if name in names and name not in typed}
+    return Told({**said, **assignments}, findings, assignments, changes)
 
 
 def sort_changes(
@@ -222,7 +224,7 @@ def sort_changes(
     late = {name: one for name, one in call.later.items() if name in names}
     early = {name: value for name, (value, _) in call.later.items() if name not in names}
     arguments = {*ARGUMENTS, *RETIRED, *call.values, *call.unread}
-    changed = {
+    changes = {
         name: Said(f"{call.name}({name})", early.get(name), program, line)
         for name, line in {
             **{name: line for name, (_, line) in call.later.items()},
@@ -232,7 +234,7 @@ def sort_changes(
         if name in arguments or call.name in TRL["defaults"] or not name.isidentifier()
         if name not in NO_STEP | QUIET_METHODS
     }
-    return _say(replace(call, values=late), program), changed
+    return _say(replace(call, values=late), program), changes
 
 
 def _say(call: Call, program: str) -> dict[str, Said]:
