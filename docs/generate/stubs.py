@@ -26,7 +26,7 @@ def pages() -> dict[str, str]:
         for folder in ("bridge", "compat")
         for path in sorted((ROOT / folder).rglob(FILE))
     }
-    return {**schemas, "../bridge/report/json_types.pyi": _outputs_stub()}
+    return {**schemas, "../bridge/report/json_types.pyi": _outputs_stub()} if schemas else {}
 
 
 def _outputs_stub() -> str:
