@@ -135,6 +135,11 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text("utf-8") for path in sorted(folder.iterdir())}
 
 
+LOADING = """
+def load_args_from_checkpoint(args, load_arg="load"):
+    _set_arg("layers", force=True)
+    _set_arg("heads", "old_heads")
+"""
 SCRIPT = """
 import argparse
 from enum import Enum
@@ -251,7 +256,10 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(
     root = write(tmp_path / "tree", {f"megatron/{file}": text for file, text in texts.items()})
     assert harvest("0.99.0", root, into, "megatron") == 1
     assert "it has no folder named training" in capsys.readouterr().err
-    write(root, {"megatron/training/arguments.py": SCRIPT})
+    write(
+        root,
+        {"megatron/training/arguments.py": SCRIPT, "megatron/training/checkpointing.py": LOADING},
+    )
     assert harvest("0.99.0", root, into, "megatron") == 0
     said = capsys.readouterr().out
     assert (
@@ -262,6 +270,11 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(
     assert found["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
     assert {row["name"]: row["default"] for row in found["classes.json"]} == DEFAULTS
     assert found["groups.json"]["layers"] == "network size" and found["groups.json"]["on"] == "RL"
+    loads = {
+        (row["name"], row.get("from"), row.get("forced"))
+        for row in found["checkpoint_arguments.json"]
+    }
+    assert loads == {("layers", None, True), ("heads", "old_heads", None)}
 
 
 LAUNCHED = """
