@@ -226,9 +226,6 @@ def _set_fsdp(run: Run) -> None:
             and "8bit" in str(run.value("optimizer"))
         ):
             run.refuse("fsdp_config", "offload_params does not go with an optimizer in 8 bits")
-        eighths = "8bit" in str(run.value("optimizer")) and keys["version"] == 1
-        if eighths and keys.get("offload_params"):
-            run.refuse("fsdp_config", "offload_params goes with no optimizer in 8 bits")
         arguments = {name: value for name, value in keys.items() if name not in BY_VARIABLE}
         run.set("fsdp_config", arguments, config or own)
     saves = run.settings.get("gradient_checkpointing")
