@@ -289,7 +289,7 @@ def test_the_four_lines_become_what_the_readme_shows(
     flags = README.partition("Four lines of Megatron:\n\n")[2].partition("\n\nbecome, for 8 ranks")[
         0
     ]
-    shown, _, rest = README.partition("(its main lines):\n\n")[2].partition("\n\nand lines for")
+    shown, _, rest = README.partition("(its main lines):\n\n")[2].partition("\n\nand Python for")
     script = rest.partition("which weights decay:\n\n")[2].partition("\n\nOne setting")[0]
     row = README.partition("begins with it:\n\n")[2].partition("\n\n## ")[0]
     (tmp_path / "four.args").write_text(
