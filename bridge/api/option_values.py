@@ -41,7 +41,7 @@ def trainer_arguments(texts: Sequence[str]) -> dict[str, Any]:
                 _read_placed(Path(words), f"--auto-from {words}: {expectation}")
             )
     BridgeError.raise_if(
-        f"{said.source}: line {said.line}: {name}: the program changes it behind the call, and stagebridge does not run"
+        f"{said.source}: line {said.line}: {name}: the program changes it after the call, and stagebridge does not run"
         f" it; {CHANGES.format(name).rpartition(', so ')[2]}"
         for name, said in arguments.unknown.items()
     )

@@ -546,7 +546,9 @@ def _build_parameter(weight: Lazy, state: Mapping[str, Any], is_trainable: bool)
 
 def _step_of(state: Mapping[str, Any]) -> float | None:
     step = state.get("step")
-    return None if step is None else float(step.whole() if isinstance(step, Lazy) else step)
+    value = step.whole() if isinstance(step, Lazy) else step
+    is_one = getattr(value, "numel", lambda: 1)() == 1
+    return float(value) if is_one and not isinstance(value, str | None) else None
 
 
 def _is_buffer(name: str, model: Model, optimizer_names: set[str]) -> bool:

@@ -257,8 +257,8 @@ def _name(node: ast.AST | None) -> str:
 
 def _spell(node: ast.AST | None) -> str:
     """Return a name with its dots; empty for any other expression."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{start}.{node.attr}" if (start := _spell(node.value)) else ""
-    return ""
+    names = list[str]()
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""

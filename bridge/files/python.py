@@ -47,7 +47,7 @@ def load_python(text: str, name: str = TEXT) -> Document:
 class Call:
     """A call in a program: the name that is called, its line, the values of keywords that are literals, and the source
     text of the others; each keyword has its line. `**` stands for keywords of a mapping. `later` are attributes that
-    the object gets behind the call, with their literals, and `changes` what else may change it (`Changes`).
+    the object gets after the call, with their literals, and `changes` what else may change it (`Changes`).
     """
 
     name: str

@@ -97,7 +97,7 @@ VARIABLE_WINS = "the launch wins over the argument of Accelerator; drop one of t
 class Told:
     """What the call says by name of the argument, and a finding for each argument that is not read.
 
-    `assigned` are the values that the object gets behind the call, and `changed` the arguments that the program changes
+    `assigned` are the values that the object gets after the call, and `changed` the arguments that the program changes
     so that the value in force is not known; one that it assigns after its effect has that value.
     """
 
@@ -143,8 +143,10 @@ def find_clipping(launch: Launch, folder: Path | None, in_file: Any) -> Iterator
         asked = call.unread.get("argument 2", ("", 0))[0]
         value = call.values.get("max_norm", (scalar(asked), 0))[0]
         message, effect = CLIPS[call.name]
-        if effect is Effect.STOPS or value != in_file:
-            origin = Origin(call.line, "", launch.program)
+        origin = Origin(call.line, "", launch.program)
+        if effect is not Effect.STOPS and isinstance(value, str):
+            yield unknown(call.name, f"{message} ({value} is not read)", origin=origin, end="")
+        elif effect is Effect.STOPS or value != in_file:
             yield Finding(call.name, message, effect, True, origin=origin, surprising=True)
 
 
@@ -221,7 +223,8 @@ def sort_changes(
 ) -> tuple[dict[str, Said], dict[str, Said]]:
     """Return the values that a call's object gets before the Trainer takes them, and each other change of it."""
     names = LATE if has_file else LATE | FILLING
-    late = {name: one for name, one in call.later.items() if name in names}
+    # None may stand for a default, which nobody reads here.
+    late = {name: one for name, one in call.later.items() if name in names and one[0] is not None}
     early = {name: value for name, (value, _) in call.later.items() if name not in names}
     arguments = {*ARGUMENTS, *RETIRED, *call.values, *call.unread}
     changes = {

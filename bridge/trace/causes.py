@@ -702,7 +702,8 @@ def _find_logged_clip(case: Case, fit: float) -> Found | None:
         for run in runs
     ]
     one, other = (1.0 if clip is None else clip for clip in clips)
-    if one == other or abs(one / other - fit) > CLOSE * fit:
+    # An overflow clips by 0, and a norm that is no number by none.
+    if not (one > 0 and other > 0) or one == other or abs(one / other - fit) > CLOSE * fit:
         return None
     norms = [_gradient_norm(run, step) for run in runs]
     texts = [

@@ -145,7 +145,7 @@ def read_arguments(
     given = Placed({name: said.value for name, said in beside.items()}, beside)
     called = read_arguments_call(launch, folder, found, {*NAMED, DEEPSPEED}, given)
     if not SIGNS & found.keys() and not beside and not called.values:
-        return Arguments(), called.findings
+        return Arguments(changed=called.changed), called.findings
     told = list(called.findings)
     for name, said in called.values.items():
         flag = found.get(name)

@@ -367,7 +367,7 @@ def _add_arguments(
     by_option: bool = False,
 ) -> tuple[Placed, tuple[Finding, ...], Placed]:
     """Return the arguments of a launch under those that its program writes in a call, and over the defaults of trl, if
-    the program takes them by a class of trl; and what the program assigns behind the call, which counts over
+    the program takes them by a class of trl; and what the program assigns after the call, which counts over
     arguments that are given `beside` the launch too. `by_option` says that an option gives the Trainer its file.
     """
     folder = folder_of(script.name)

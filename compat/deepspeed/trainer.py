@@ -54,7 +54,7 @@ OPTIMIZER = frozenset(
     {"optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"}
 )
 CHANGED_OPTIMIZER = (
-    "not given: Hugging Face's Trainer then builds its own optimizer, and the program changes {} behind the call;"
+    "not given: Hugging Face's Trainer then builds its own optimizer, and the program changes {} after the call;"
     " the optimizer's fields in the plan stay open"
 )
 COURSE: Mapping[str, Any] = find_defaults("num_train_epochs", "seed")
@@ -199,7 +199,7 @@ class Filling:
     explicit value that the Trainer accepts, and the names of the arguments that set it. `sets`
     replaces explicit values. `schedule` is the schedule that the Trainer builds, by names of the
     code part; `unscheduled` says why this schedule is not known. `optimizer` is the optimizer that
-    the Trainer builds, by key, and `said_of_it` is the message about this optimizer.
+    the Trainer builds, by key, and `said_of_it` is the message about this optimizer; `is_open`: the program changes it.
     """
 
     values: Mapping[str, Any]
@@ -210,6 +210,7 @@ class Filling:
     unscheduled: str = ""
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     said_of_it: str = ""
+    is_open: bool = False
 
     def refusals(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield each key whose explicit value differs from the TrainingArguments, with a message.
@@ -229,7 +230,7 @@ class Filling:
         """Return the optimizer of a run, by key, and the message about it: DeepSpeed's for the CPU in place of the
         Trainer's, where accelerate replaces that by it.
         """
-        if not run.offloads or run.text("optim") not in SWAPPED:
+        if self.is_open or not run.offloads or run.text("optim") not in SWAPPED:
             return self.optimizer, self.said_of_it
         rate, decay = (f"optimizer.params.{name}" for name in ("lr", "weight_decay"))
         given = {path: self.values[path] for path in (rate, decay) if path in self.values}
@@ -732,6 +733,7 @@ def filling(
         _check_schedule(args, total),
         optimizer,
         message,
+        bool(unknown & OPTIMIZER),
     )
 
 

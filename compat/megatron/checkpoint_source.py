@@ -14,7 +14,7 @@ from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.files.contained import SMALL, path_inside, read_text
-from bridge.files.named import OutsideError, find
+from bridge.files.named import OutsideError, find, is_file
 from bridge.files.shown import show_value
 from bridge.stack.dialect import Config, Reading
 from bridge.stack.findings import Finding, Origin
@@ -76,6 +76,9 @@ def read_saved(folder: str, step: int | None = None) -> Saved | None:
     try:
         tracker = find(str(PurePosixPath(folder) / TRACKER))
     except OutsideError:
+        # A first run names a folder that is not there yet.
+        if is_file(Path(folder) / TRACKER):
+            raise
         return None
     return _read_folder(tracker.parent, step) if tracker else None
 
@@ -91,7 +94,7 @@ def _read_folder(folder: Path, step: int | None) -> Saved:
     if step and not is_release:
         place = path_inside(folder / f"iter_{step:07d}", folder)
     places = (place / COMMON, *(place / rank / RANK_FILE for rank in RANK_0))
-    path = next((one for one in places if one.is_file()), None)
+    path = next((one for one in places if is_file(one)), None)
     if path is None:
         raise BridgeError(
             f"{place}: found no {COMMON} and no {RANK_0[0]}/{RANK_FILE}, expected a checkpoint of --ckpt-format torch_dist"
@@ -111,13 +114,30 @@ def _read_folder(folder: Path, step: int | None) -> Saved:
         ],
     }
     plain: Any = as_plain(known, str(path))[0]
+    version = state.get("checkpoint_version") or 0
+    step = state.get("iteration") or state.get("total_iters") or 0
+    schedule = plain["schedule"]
+    lengths = (
+        [value for name, value in schedule.items() if name.endswith("steps")]
+        if isinstance(schedule, Mapping)
+        else [""]
+    )
+    BridgeError.raise_if(
+        f"{path}: {what}: found {show_value(value, 30)}, expected a number; it is damaged"
+        for what, value in (
+            ("checkpoint_version", version),
+            ("iteration", step),
+            *(("opt_param_scheduler", value) for value in lengths),
+        )
+        if not isinstance(value, int | float)
+    )
     return Saved(
         str(path),
         plain["args"],
-        float(state.get("checkpoint_version") or 0),
-        0 if is_release else int(state.get("iteration") or state.get("total_iters") or 0),
+        float(version),
+        0 if is_release else int(step),
         is_release,
-        plain["schedule"],
+        schedule,
         plain["groups"],
     )
 
@@ -396,7 +416,7 @@ class _Resumption:
         _ = found.effective  # the release may refuse what the two say together
         return found
 
-    def _point(self, steps: int) -> Iterator[Settled]:
+    def _point(self, steps: int | None) -> Iterator[Settled]:
         """Yield where the run goes on."""
         saved = self.saved
         point = {
@@ -404,7 +424,7 @@ class _Resumption:
             "consumed_train_samples": (
                 0 if self.args.get("finetune") else saved.args.get("consumed_train_samples", 0)
             ),
-            "opt_param_scheduler.num_steps": steps,
+            **({} if steps is None else {"opt_param_scheduler.num_steps": steps}),
         }
         why = (
             ""
@@ -421,7 +441,8 @@ class _Resumption:
         own = self.saved.args
         for name in names if own and not self.args.get("finetune") else ():
             value = own.get(name, True if name == "add_position_embedding" else None)
-            if name in own and self.args.get(name) is not None and self.args[name] != value:
+            is_known = name in own or value is not None
+            if is_known and self.args.get(name) is not None and self.args[name] != value:
                 yield self._stop(name, self.args[name], value, "make them equal, or use --finetune")
 
     def _stop(self, name: str, own: Any, value: Any, advice: str) -> Finding:
@@ -434,7 +455,7 @@ class _Resumption:
             name, message, Effect.STOPS, True, origin=origin, rule=f"{name}/not-as-saved"
         )
 
-    def _load_schedule(self) -> tuple[dict[str, Any], list[Finding], int]:
+    def _load_schedule(self) -> tuple[dict[str, Any], list[Finding], int | None]:
         """Return the arguments that the checkpoint sets, findings on what stops, and the steps of the schedule."""
         own, state = schedule_of(self.args), self.saved.schedule
         needed = [
@@ -450,7 +471,7 @@ class _Resumption:
                 else "the launch leaves its own open"
             )
             message = f"the schedule of {self.saved.file} is not read: {what}"
-            return {}, [Finding("load", message, Effect.NUMBERS, True, unknown=True)], 0
+            return {}, [Finding("load", message, Effect.NUMBERS, True, unknown=True)], None
         found, problems = load_schedule(own, self.saved.schedule, self.overrides, self.uses)
         stops = [
             self._stop(
@@ -492,7 +513,7 @@ class _Resumption:
         """Return the rates of the saved groups, which the scheduler takes before its own."""
         usual = [group for group in self.saved.groups if not group.get("is_decoupled_lr")]
         of_groups = {
-            name: {group[name] for group in usual if group.get(name) is not None}
+            name: {group[name] for group in usual if isinstance(group.get(name), int | float)}
             for name in ("max_lr", "min_lr")
         }
         return {name: values.pop() for name, values in of_groups.items() if len(values) == 1}

@@ -156,8 +156,8 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
         program=words.program,
     )
     problems = (*words.problems, *result.problems, *older.problems)
-    joined, more = _join_file(add_arguments(reading, version), version, lenient)
-    return joined, (*problems, *more)
+    joined, more = _join_file(reading, version, lenient)
+    return add_arguments(joined, version), (*problems, *more)
 
 
 def _join_file(reading: Reading, version: str, lenient: bool) -> Read:

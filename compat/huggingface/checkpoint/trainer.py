@@ -188,7 +188,8 @@ class Accelerate(Trainer):
             findings.append(loss_finding("schedule", message, Effect.NUMBERS))
         losses = _find_losses(hub, "accelerate")
         # Its files hold a step only in the states of the optimizer.
-        needless = {"moments"} | ({"step"} if not hub.moments else set())
+        needless = {"step"} if not hub.moments else {"moments"}
+        needless |= set() if hub.groups else {"moments"}
         return PlannedFiles(
             tuple(files),
             model.sums,
