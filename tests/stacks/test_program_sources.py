@@ -291,12 +291,20 @@ def test_changes_of_what_a_parser_returns(
     assert rows["neftune_noise_alpha"] == 5
 
 
+def test_none_after_the_call_is_no_old_value(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text(PARSER.format("args.neftune_noise_alpha = None"))
+    words = "torchrun --nproc_per_node 2 train.py --deepspeed z.json --max_steps 9 --bf16"
+    rows, _ = launch(f"{words} --learning_rate 1e-4 --neftune_noise_alpha 5", capsys)
+    assert rows["neftune_noise_alpha"] == "unknown"
+
+
 def test_clipping_of_accelerate_under_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.yaml").write_text(INLINE)
     start = "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
     for call, code in (
         ("accelerator.clip_grad_norm_(model.parameters(), 0.5)", 2),
         ("accelerator.clip_grad_norm_(model.parameters(), 1.0)", 0),
+        ("accelerator.clip_grad_norm_(model.parameters(), args.clip)", 2),
         ("accelerator.clip_grad_value_(model.parameters(), 1.0)", 1),
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", 0),
     ):

@@ -152,3 +152,22 @@ class TestSchedule:
         found = told(f"{SIZES}{NEW_RATE} --finetune")
         assert not stops(found) and values(found)["iteration"] == 0
         assert values(found)["consumed_train_samples"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint_version": "three"},
+        {"iteration": [10]},
+        {"opt_param_scheduler": {**SCHEDULE, "lr_warmup_steps": "64"}},
+        {"opt_param_scheduler": 7},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_damaged_state_is_unknown(
+    told: Callable[..., Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "ck/iter_0000010/mp_rank_00/model_optim_rng.pt"
+    torch.save(torch.load(path, weights_only=False) | change, path)
+    found = next(one for one in told(f"{SIZES}{NEW_RATE}")["findings"] if one["path"] == "--load")
+    assert "damaged" in found["message"] and found["effect"] == "different numbers"
