@@ -193,7 +193,8 @@ def _find_other_inputs(case: Case) -> Found | None:
         return f"the runs get a different {' and '.join(dict.fromkeys(words))}", evidence
     first = any(line.name.tensor.partition(":")[0] == "0" for line in lines)
     agreeing = sum(not line.is_fault for line in case.of("forward", "input"))
-    if agreeing and not first:
+    # Numbers of words are data; a state that is carried over is not of integers.
+    if agreeing and not first and any(_is_floating(case, line.name) for line in lines):
         names = " and ".join(dict.fromkeys(line.name.tensor for line in lines))
         return (
             f"the runs pass a different input {names} to the model, which may be data, or a state that "
@@ -201,6 +202,11 @@ def _find_other_inputs(case: Case) -> Found | None:
             [*evidence, f"{agreeing} other inputs agree"],
         )
     return "the runs get different data", evidence
+
+
+def _is_floating(case: Case, name: Name) -> bool:
+    entry = case.entries[0].get(key_of(name))
+    return entry is None or getattr(torch, entry.parts[0].record.dtype).is_floating_point
 
 
 def _find_other_arguments(case: Case) -> Found | None:

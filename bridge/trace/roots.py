@@ -20,9 +20,12 @@ so that its losses are forgotten.
 
 
 class Roots:
-    """Collects the scalars from which backward passes have started since the last call of `take`."""
+    """Collects the scalars from which backward passes have started since the last call of `take`; without
+    `keeps`, the passes are counted alone.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: bool = True) -> None:
+        self.keeps = keeps
         self._found: list[Tensor] = []
         self.passes = 0
         """Number of backward passes that have begun."""
@@ -38,7 +41,7 @@ class Roots:
         self.passes += 1
         if len(self._found) > MOST:
             self._found.clear()
-        if isinstance(several, list | tuple):
+        if self.keeps and isinstance(several, list | tuple):
             self._found += [
                 root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1
             ]

@@ -99,7 +99,9 @@ class Tracer:
             if self._is_kind_observed(OUTPUT):
                 handle = module.register_forward_hook(Hook(self._output_hook(layer)))
                 self._handles.append(handle)
-                self._last.append((module, handle.id))
+                # A source has no hook where another rank has the layer.
+                if (key := getattr(handle, "id", None)) is not None:
+                    self._last.append((module, key))
             if self._is_kind_observed(GRADIENT):
                 self._handles.append(
                     module.register_forward_pre_hook(Hook(self._input_hook(layer)))

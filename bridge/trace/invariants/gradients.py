@@ -74,7 +74,7 @@ class Cleared(Check):
         self.missing: list[str] = []
         self.parameters = 0
         self.ever: set[str] = set()
-        self.grades, self.roots = _Graded(), Roots()
+        self.grades, self.roots = _Graded(), Roots(keeps=False)
         self.handles += [self.grades, self.roots]
         self.before = self.roots.passes
         """Number of backward passes before this step, of the module and of anything else."""
