@@ -169,5 +169,5 @@ def test_a_damaged_state_is_unknown(
 ) -> None:
     path = tmp_path / "ck/iter_0000010/mp_rank_00/model_optim_rng.pt"
     torch.save(torch.load(path, weights_only=False) | change, path)
-    found = next(one for one in told(f"{SIZES}{NEW_RATE}")["findings"] if one["path"] == "--load")
+    found = next(one for one in told(f"{SIZES}{NEW_RATE}")["findings"] if one["path"] == "load")
     assert "damaged" in found["message"] and found["effect"] == "different numbers"
