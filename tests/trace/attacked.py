@@ -227,7 +227,7 @@ ATTACKED: Mapping[str, Planted] = {
     "Y7": Planted(
         plants("begins", breaks, rank=1),
         r"2/forward/",
-        "blocks.1|between two steps",
+        "changed weights between two steps",
         ("replicas-differ", "weights-changed", "weights-not-finite"),
     ),
     "Y8": Planted(
@@ -254,7 +254,10 @@ ATTACKED: Mapping[str, Planted] = {
         clean=CLIPS,
     ),
     "Y13": Planted(
-        plants("begins", loses(double), rank=1), r"2/(backward/head|forward/loss)", "rank 1", ()
+        plants("begins", loses(double), rank=1),
+        r"2/(backward/head|forward/loss)",
+        "starts from is .* on rank 1",
+        (),
     ),
     "Y14": Planted(
         plants("backward", of_gradients(lambda one: 1.5 * one, "blocks.1.up"), rank=1),

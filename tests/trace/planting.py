@@ -757,7 +757,7 @@ FAULTS: dict[str, Planted] = {
         "different buffers on rank 1",
         ("buffers-differ",),
     ),
-    "A14": Planted(sets(decay=0.1), r"1/update/", "weight.decay", ("decay-on-norms",)),
+    "A14": Planted(sets(decay=0.1), r"1/update/", "weight decay differs", ("decay-on-norms",)),
     "A17": Planted(
         both(
             plants("begins", lambda loop, step: setattr(loop.model, "first", int(step == AT)), None)

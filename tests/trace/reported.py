@@ -426,7 +426,7 @@ REPORTED: Mapping[str, Planted] = {
     "W12": alone(
         plants("begins", of_group(weight_decay=0.5)),
         r"2/(reduce/state|update)",
-        "weight.decay",
+        "weight_decay changes",
         (),
         met="Megatron-LM#7468",
     ),
