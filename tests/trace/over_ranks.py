@@ -204,7 +204,7 @@ OVER_RANKS: Mapping[str, Planted] = {
     "X3": Planted(
         leaves("stepped"),
         r"[12]/.*(running|buffer)",
-        "or by each rank alone",
+        "by each rank alone",
         ("buffers-differ",),
         clean=both(sets(build=batched), plants("stepped", averages_statistics, None)),
         met="pytorch-image-models#110",

@@ -363,7 +363,7 @@ REPORTED: Mapping[str, Planted] = {
         plants("begins", replaces),
         UPDATE,
         r"blocks\.1.*not updated",
-        ("not-in-optimizer",),
+        ("not-in-optimizer", "parameter-replaced"),
         met="transformers#3532",
     ),
     "W4": alone(
@@ -623,7 +623,12 @@ REPORTED: Mapping[str, Planted] = {
         met="pytorch-lightning#19987",
     ),
     "W44": alone(
-        sets(clip=1e-2), r"1/reduce/", "norm of", (), clean=sets(clip=2e-2), met="kohya_ss#3241"
+        sets(clip=1e-2),
+        r"1/reduce/",
+        "^gradients are clipped",
+        (),
+        clean=sets(clip=2e-2),
+        met="kohya_ss#3241",
     ),
     "W45": alone(
         sets(clip=1e-2),
