@@ -17,7 +17,7 @@ from bridge.errors import BridgeError
 from bridge.stack.dialect import Config
 from tests.harvesting import JUDGES
 
-HERE = (str(Path(__file__).parents[2]), str(Path(bridge.__file__).parents[1]))
+HERE = (str(Path(bridge.__file__).parents[1]), str(Path(__file__).parents[2]))
 
 
 @dataclass(frozen=True)
