@@ -55,7 +55,7 @@ class _Program:
                 kind = self.kind(getattr(node, "value", None))
                 if isinstance(node, ast.Return) and kind is not None:
                     self.functions |= dict.fromkeys(self._function_around(node), kind)
-                elif isinstance(node, ast.Call) and (function := own.get(_name(node))):
+                elif isinstance(node, ast.Call) and (function := own.get(name_of_call(node))):
                     places = [*function.args.posonlyargs, *function.args.args]
                     pairs = [
                         (place.arg, one) for place, one in zip(places, node.args, strict=False)
@@ -72,12 +72,12 @@ class _Program:
         match node:
             case ast.Name() | ast.Attribute():
                 return self.kinds.get(_spell(node))
-            case ast.Call(args=[first, *_]) if _name(node) == "replace":
+            case ast.Call(args=[first, *_]) if name_of_call(node) == "replace":
                 return self.kind(first)
             case ast.Call(func=ast.Attribute(value=value, attr=name)) if METHODS.fullmatch(name):
                 return self.kind(value)
             case ast.Call():
-                return self.functions.get(_name(node))
+                return self.functions.get(name_of_call(node))
             case ast.Tuple(elts=items):
                 kinds = [self.kind(one) for one in items]
                 return kinds.index(OBJECT) if OBJECT in kinds else None
@@ -129,7 +129,7 @@ class _Program:
         while not isinstance(maker, ast.stmt):
             maker = self.parents[maker]
         names = {*self._function_around(maker)} if isinstance(maker, ast.Return) else set()
-        calls = [one for one in self.nodes if names and _name(one) in names]
+        calls = [one for one in self.nodes if names and name_of_call(one) in names]
         for node in calls or [maker]:
             while not isinstance(node, ast.stmt):
                 node = self.parents[node]
@@ -212,7 +212,7 @@ def _find_effects(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Iterator
         case ast.Attribute(attr=name):
             yield from ((name, line) for _ in _find_writes(outer, parents))
         case ast.Call(func=func) if node is not func:
-            function = _name(outer)
+            function = name_of_call(outer)
             if function in ("setattr", "delattr", "__setattr__"):
                 yield from _find_named(outer, 1, line)
             elif function == "replace":
@@ -238,7 +238,7 @@ def _find_writes(container: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Iter
         or (isinstance(outer, ast.Attribute) and outer.attr in MUTATORS)
         or (
             isinstance(outer, ast.AugAssign | ast.Assign | ast.AnnAssign)
-            and _name(container) == "vars"
+            and name_of_call(container) == "vars"
         )
     )
     if writes:
@@ -249,10 +249,14 @@ def _loads(node: ast.AST) -> bool:
     return isinstance(getattr(node, "ctx", None), ast.Load)
 
 
-def _name(node: ast.AST | None) -> str:
+def name_of_call(node: ast.AST | None) -> str:
     """Return the name of what a call calls, without those before its last dot."""
-    func = getattr(node, "func", None)
-    return str(getattr(func, "id", "") or getattr(func, "attr", ""))
+    return last_name(getattr(node, "func", None))
+
+
+def last_name(node: ast.AST | None) -> str:
+    """Return a name without those before its last dot; empty for any other expression."""
+    return str(getattr(node, "id", "") or getattr(node, "attr", ""))
 
 
 def _spell(node: ast.AST | None) -> str:

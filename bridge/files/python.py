@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, key_with_dots
-from bridge.files.object_changes import OBJECT, Changes, find_changes
+from bridge.files.object_changes import OBJECT, Changes, find_changes, last_name, name_of_call
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
 """Pattern for the beginning of a text that assigns a dictionary or list to a name."""
@@ -76,7 +76,7 @@ def find_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     imports = (one for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names)
     real = {one.asname: one.name for one in imports if one.asname}
     calls = (node for node in nodes if isinstance(node, ast.Call))
-    named = ((node, real.get(_name(node), _name(node))) for node in calls)
+    named = ((node, real.get(name_of_call(node), name_of_call(node))) for node in calls)
     constants = _find_constants(nodes)
     return tuple(
         _add_changes(
@@ -105,11 +105,11 @@ def find_parsed(text: str, names: Collection[str]) -> Call | None:
     makers, lines = dict[ast.expr, int](), list[tuple[int, str]]()
     constants = _find_constants(nodes)
     for node in nodes:
-        if not isinstance(node, ast.Call) or not _name(node).endswith("Parser"):
+        if not isinstance(node, ast.Call) or not name_of_call(node).endswith("Parser"):
             continue
         for one in (*node.args, *(word.value for word in node.keywords)):
             one = constants.get(getattr(one, "id", ""), one)
-            classes = [*map(_last_name, getattr(one, "elts", [one]))]
+            classes = [*map(last_name, getattr(one, "elts", [one]))]
             lines += ((node.lineno, name) for name in classes if name in names)
             # Parsers of several tuples leave the index open; the last one's counts.
             index = next((at for at, name in enumerate(classes) if name in names), None)
@@ -123,12 +123,8 @@ def find_parsed(text: str, names: Collection[str]) -> Call | None:
 
 def _find_parses(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
     for node in nodes:
-        if isinstance(node, ast.Call) and PARSES.fullmatch(_name(node)):
+        if isinstance(node, ast.Call) and PARSES.fullmatch(name_of_call(node)):
             yield node
-
-
-def _last_name(node: ast.AST) -> str:
-    return str(getattr(node, "id", "") or getattr(node, "attr", ""))
 
 
 def _find_constants(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:
@@ -201,9 +197,9 @@ def find_methods(text: str, names: Collection[str]) -> tuple[Call, ...]:
     nodes = _walk(text)
     imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
     modules = {(one.asname or one.name).partition(".")[0] for node in imports for one in node.names}
-    calls = (node for node in nodes if isinstance(node, ast.Call) and _name(node) in names)
+    calls = (node for node in nodes if isinstance(node, ast.Call) and name_of_call(node) in names)
     return tuple(
-        _read_call(node, _name(node))
+        _read_call(node, name_of_call(node))
         for node in calls
         if isinstance(node.func, ast.Attribute)
         and modules.isdisjoint(getattr(one, "id", "") for one in ast.walk(node.func))
@@ -229,10 +225,6 @@ def find_variables(text: str) -> dict[str, int]:
             ):
                 found.setdefault(name, node.lineno)
     return found
-
-
-def _name(call: ast.Call) -> str:
-    return _last_name(call.func)
 
 
 def _read_call(node: ast.Call, name: str, constants: Mapping[str, ast.expr] | None = None) -> Call:
@@ -264,7 +256,7 @@ def load_call(
     calls = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and _name(node).endswith(ending)
+        if isinstance(node, ast.Call) and name_of_call(node).endswith(ending)
     ]
     if len(calls) != 1:
         lines = f" (lines {', '.join(str(call.lineno) for call in calls)})" if calls else ""
