@@ -20,11 +20,13 @@ from bridge.layout.memory.terms import sum_by_kind
 
 pytest.importorskip("deepspeed")
 
+PROGRAM = "tests.layout.count_deepspeed"
+HOME = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module", params=["bf16", "fp32"])
 def counted(request: Any, tmp_path_factory: Any) -> tuple[str, dict[str, Any]]:
     """Bytes of the first rank's tensors, by ZeRO stage."""
-    program = Path(__file__).with_name("count_deepspeed.py")
     meeting = tmp_path_factory.mktemp("meeting") / "file"
     environment = {
         **os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "MASTER_ADDR": "127.0.0.1",
@@ -32,8 +34,8 @@ def counted(request: Any, tmp_path_factory: Any) -> tuple[str, dict[str, Any]]:
     }  # fmt: skip
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(program), str(rank), str(meeting), request.param],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            [sys.executable, "-m", PROGRAM, str(rank), str(meeting), request.param],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=HOME,
         )
         for rank in range(2)
     ]  # fmt: skip
